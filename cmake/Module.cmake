@@ -116,13 +116,13 @@ function(w4q_check_cuda_calls NAME)
   endforeach()
 endfunction()
 
-# w4q_test(NAME SOURCES … [APART "file file…"…] [TOGETHER suites…] LINK modules…): one GoogleTest program tests_NAME, each case
+# w4q_test(NAME SOURCES … [ALONE files…] [APART "file file…"…] [TOGETHER suites…] LINK modules…): one GoogleTest program tests_NAME, each case
 # its own ctest entry, but for the suites that are run TOGETHER since what they set up takes longer than their cases.
-# APART are those of the sources that cannot be compiled together.
+# ALONE are those of the sources that cannot be compiled together with others, APART those that cannot with each other.
 function(w4q_test NAME)
-  cmake_parse_arguments(ARG "" "" "SOURCES;APART;TOGETHER;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;ALONE;APART;TOGETHER;LINK" ${ARGN})
   add_executable(tests_${NAME} ${ARG_SOURCES})
-  w4q_unity(tests_${NAME} APART ${ARG_APART})
+  w4q_unity(tests_${NAME} ALONE ${ARG_ALONE} APART ${ARG_APART})
   w4q_use_prelude(tests_${NAME} w4q_test_prelude)
   target_link_libraries(tests_${NAME} PRIVATE w4q_plain_flags w4q_test_support GTest::gtest GTest::gmock GTest::gtest_main)
   foreach(module ${ARG_LINK})

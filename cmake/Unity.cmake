@@ -2,7 +2,7 @@
 # headers of CUDA) is then read and instantiated once for all of them. For builds from nothing; a change compiles its
 # neighbours too.
 option(W4Q_UNITY "Compile several files at once" OFF)
-set(W4Q_UNITY_FILES 24 CACHE STRING "How many of C++ at once")
+set(W4Q_UNITY_FILES 8 CACHE STRING "How many of C++ at once")
 set(W4Q_UNITY_CUDA_FILES 5 CACHE STRING "How many of CUDA at once")
 
 # w4q_unity(TARGET ALONE files… APART "file file…"…): compiles the files of TARGET several at once. The files of one row of

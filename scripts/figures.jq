@@ -100,3 +100,14 @@ def quality_ladder($schemes):
         | ($schemes | map(. as $scheme | $rows | map(select(.row == $row and .scheme == $scheme)) | .[0])) as $cells
         | [$row] + ($cells | map(if . == null then "", "" else "\(.kl | fixed(4)) ± \(.kl_error | fixed(4))", ladder_share end))
           + [$cells | map(select(. != null).processor_seconds | fixed(0)) | join(", ")])) | table;
+
+# KL against bits counted from bytes (scripts/frontier): all rows by their bits; bold where none has as few bits and less KL.
+def significant: if . >= 0.1 then fixed(3) elif . >= 0.01 then fixed(4) else fixed(5) end;
+def quality_frontier($_):
+  (.[0].rows | sort_by(.bits)) as $rows
+  | [["bits a weight", "MB in all", "what", "KL"]]
+    + ($rows | map(. as $row
+        | (any($rows[]; .bits <= $row.bits and .kl < $row.kl) | not) as $best
+        | [(.bits | fixed(3)), (.bytes / 1e6 | fixed(2)),
+           "\(.scheme), \(.curve)" + (if .by == "w4q" then "" else " by \(.by)" end),
+           (if $best then "**\(.kl | significant)**" else (.kl | significant) end) + " ± \(.kl_error | significant)"])) | table;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/rotation.h"
 #include "formats/scheme_registry.h"
 #include "kbit_samples.h"
 #include "kernels/random_matrix.h"
@@ -80,6 +81,17 @@ inline std::vector<formats::Scheme> fed_back_schemes() {
     }
   }
   return result;
+}
+
+/// The same in the basis of rotated inputs; `rotation` must outlive it.
+inline quantize::Rounding in_basis(quantize::Rounding rounding, const formats::InputRotation& rotation) {
+  rounding.round = [round = rounding.round, &rotation](MatrixView<float> rows) {
+    const auto row = [&](int64_t r) { return std::span(rows.row(r), static_cast<size_t>(rows.cols)); };
+    for (int64_t r = 0; r < rows.rows; ++r) rotation.rotate(row(r));
+    round(rows);
+    for (int64_t r = 0; r < rows.rows; ++r) rotation.restore(row(r));
+  };
+  return rounding;
 }
 
 inline QuantizeOptions searching() {

@@ -84,7 +84,8 @@ void setup_bench(CLI::App& app, Action& action) {
       ->capture_default_str();
   command
       ->add_option("--scheme", options->scheme,
-                   "f16, kbit2 to kbit5, int4-g128, int8-g128, rotated2 to rotated5, rotated4+rotated4")
+                   "f16, kbit2 to kbit5, int4-g128, int8-g128, nvfp4, mxfp4, mxfp8, fp8-channel, rotated2 to rotated5, "
+                   "rotated4+rotated4")
       ->capture_default_str();
   const InGroup decoding(*command, decoding_group);
   add_residual_bytes(*command, options->residual_bytes);

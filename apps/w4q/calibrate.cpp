@@ -5,6 +5,7 @@
 #include "common_options.h"
 #include "core/error.h"
 #include "device/choice.h"
+#include "devices.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/calibration_cuda.h"
 
@@ -17,6 +18,7 @@ struct CalibrateOptions {
   std::string model;
   std::string output;
   std::string device = "auto";
+  std::string devices;
   std::vector<std::string> merge;
   bool diagonal = false;
   bool sensitivity = false;
@@ -30,6 +32,7 @@ void check_merging(const CalibrateOptions& options) {
   if (options.merge.empty() || options.calibration.has_text()) return;
   std::string given = given_decoding_option(options.calibration);
   if (given.empty() && options.device != "auto") given = "--device";
+  if (given.empty() && !options.devices.empty()) given = "--devices";
   if (given.empty()) return;
   throw without_text(given, "--merge alone decodes none", "--text, --ids or --chat");
 }
@@ -81,6 +84,7 @@ void setup_calibrate(CLI::App& app, Action& action) {
       ->capture_default_str()
       ->group(calibration_group);
   add_device(*command, options->device);
+  add_devices(*command, options->devices);
   command->add_flag("--overwrite", options->overwrite, "Replace an existing file, but never an input");
   add_common(*command, options->common);
   set_examples(*command, {{"calibrate MODEL --text text.txt -o stats.safetensors",

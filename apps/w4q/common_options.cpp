@@ -13,6 +13,7 @@
 #include "core/progress.h"
 #include "core/terminal.h"
 #include "core/text.h"
+#include "devices.h"
 #include "io/lost_pages.h"
 #include "io/partial.h"
 
@@ -66,7 +67,7 @@ std::vector<std::string>& typed_words() {
 /// Words of the command that change no byte of the output; where they take a value it is the next word.
 bool changes_nothing(std::string_view word) {
   constexpr std::string_view neutral[] = {"--resume", "--overwrite", "--quiet", "--json", "--verbose"};
-  return std::ranges::count(neutral, word) > 0 || word.starts_with("--threads=");
+  return std::ranges::count(neutral, word) > 0 || word.starts_with("--threads=") || word.starts_with("--devices=");
 }
 
 std::function<void(const io::Json&)>& report_listener() {
@@ -104,6 +105,7 @@ model::Detail detail(const CommonOptions& options) {
 
 void apply(const CommonOptions& options) {
   set_threads(options.threads);
+  if (const int ranks = ranks::ranks_here(); ranks > 1) set_threads(std::max(1, threads() / ranks));
   set_progress_enabled(!options.quiet && ranks::world().first());
 }
 
@@ -128,12 +130,13 @@ void add_decode(CLI::App& command, DecodeOptions& options) {
   command.add_option("--device", options.device, "Where to decode: auto takes a GPU if there is one")
       ->check(device_word)
       ->capture_default_str();
+  add_devices(command, options.devices);
   const InGroup group(command, decoding_group);
   add_kv(command, options.kv);
   add_residual_bytes(command, options.residual_bytes);
   command
       .add_option("--split-layers", options.split_layers,
-                  "Of several ranks (mpirun, srun) so many hold a model together, each a part of its layers")
+                  "Of several ranks (mpirun, srun, --devices) so many hold a model together, each a part of its layers")
       ->check(CLI::Range(1, 1 << 20))
       ->type_name("N");
 }
@@ -180,7 +183,8 @@ const char* given_cache_option(const DecodeOptions& options) {
   if (options.kv.type != KvWords{}.type) return "--kv";
   if (std::isfinite(options.kv.delta)) return "--kv-delta";
   if (options.residual_bytes) return "--residual-gpu-bytes";
-  return options.split_layers ? "--split-layers" : nullptr;
+  if (options.split_layers) return "--split-layers";
+  return options.devices.empty() ? nullptr : "--devices";
 }
 
 namespace {
@@ -191,7 +195,7 @@ int checked_split(const DecodeOptions& options, int usual) {
   if (ranks % split == 0) return split;
   throw Error(ErrorCode::bad_argument,
               concat("--split-layers ", split, " does not divide the number of ranks, ", ranks))
-      .hint(concat("mpirun -n ", split, " w4q …, or a multiple of it"));
+      .hint(concat("mpirun -n ", split, " w4q … or as many --devices, or a multiple of it"));
 }
 
 }  // namespace
@@ -251,7 +255,7 @@ pipeline::Sharing sharing(const OutputOptions& options) {
   std::string command = "w4q " W4Q_VERSION;
   const auto& words = command_words();
   for (size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == "--threads")
+    if (words[i] == "--threads" || words[i] == "--devices")
       ++i;
     else if (!changes_nothing(words[i]))
       command += concat(" ", words[i].size(), ":", words[i]);
@@ -264,7 +268,7 @@ void require_one_process(std::string_view what) {
   if (!found || found->size < 2) return;
   throw Error(ErrorCode::unsupported, concat(what, " is the work of one process, and was started as one of ",
                                              found->size, " (", found->variable, ")"))
-      .hint("start it without mpirun or srun");
+      .hint("start it without mpirun, srun and --devices");
 }
 
 void refuse_resume(const OutputOptions& options, std::string_view what) {

@@ -82,9 +82,10 @@ void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes);
 /// --activations 16-bit|int8, of prompts.
 void add_activations(CLI::App& command, bool& int8);
 
-/// --device, --kv, --kv-delta, --residual-gpu-bytes and --split-layers, for commands that decode a model.
+/// --device, --devices, --kv, --kv-delta, --residual-gpu-bytes and --split-layers, for commands that decode a model.
 struct DecodeOptions {
   std::string device = "auto";
+  std::string devices;
   KvWords kv;
   std::optional<int64_t> residual_bytes;
   std::optional<int> split_layers;

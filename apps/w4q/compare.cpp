@@ -104,7 +104,7 @@ int run(const CompareOptions& options) {
   }
   if (!decodes && (options.decode.device != "auto" || given_cache_option(options.decode) != nullptr)) {
     throw Error(ErrorCode::bad_argument,
-                "--device, --kv, --kv-delta, --residual-gpu-bytes and --split-layers are about predictions")
+                "--device, --devices, --kv, --kv-delta, --residual-gpu-bytes and --split-layers are about predictions")
         .hint("--ppl text.txt, --chat chats.jsonl, or --ids file.u16");
   }
   const auto inputs = inputs_of(options);

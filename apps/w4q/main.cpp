@@ -2,15 +2,17 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <thread>
 
 #include "commands.h"
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/terminal.h"
-#include "device/choice.h"
+#include "devices.h"
 #include "io/lost_pages.h"
 #include "ranks/ranks.h"
 
@@ -75,34 +77,43 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), with a message, not a death
 
   // What all ranks find before any work is told by one of them.
-  const auto launched = ranks::launched();
-  const bool tells = !launched || launched->rank == 0;
-  const auto refuse = [tells](const Error& error) {
-    return tells ? report(error) : describe(error.code()).exit_status;
+  const auto tells = [] {
+    const auto launched = ranks::launched();
+    return !launched || launched->rank == 0;
+  };
+  const auto refuse = [&](const Error& error) {
+    if (tells()) return report(error);
+    // A launcher ends all once one has ended with a bad status: the one that tells goes first.
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    return describe(error.code()).exit_status;
   };
   app::Action action;
   const auto program = app::make_program(action);
   try {
     program->parse(argc, argv);
   } catch (const CLI::Success& request) {
-    return tells ? program->exit(request) : 0;  // --help, --version
+    return tells() ? program->exit(request) : 0;  // --help, --version
   } catch (const CLI::ParseError& error) {
     return refuse(app::wrong_command_line(*program, error));
   }
   restart_with_short_spinning(argv);
   app::remember_command(argc, argv);
-  watch_for_interrupts();
-  io::survive_lost_pages();
   try {
     const std::string command = program->get_subcommands().front()->get_name();
+    app::make_ranks(*program);
     if (!app::shares_work(command)) app::require_one_process(command);
+    watch_for_interrupts();
+    io::survive_lost_pages();
     ranks::start();
-    if (launched) device::set_local_process({launched->local_rank, launched->local_size});
   } catch (const Error& error) {
     return refuse(error);
   }
+  const app::Action work = [&] {
+    app::take_device(*program);
+    return action();
+  };
   int signal = 0;
-  const int status = ranks::end_together(ending_of(action), [&](const ranks::Ending& ending) {
+  const int status = ranks::end_together(ending_of(work), [&](const ranks::Ending& ending) {
     signal = ending.signal;
     return conclude(ending);
   });

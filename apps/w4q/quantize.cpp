@@ -9,6 +9,7 @@
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "devices.h"
 #include "formats/codebook.h"
 #include "io/files.h"
 #include "io/output.h"
@@ -45,6 +46,7 @@ struct QuantizeArguments {
   bool activation_scales = false, cache_scales = false;
   ServingArguments serving;
   std::string device = "auto";
+  std::string devices;
   int ranks = 0;  ///< to plan for
 };
 
@@ -308,6 +310,7 @@ void setup_quantize(CLI::App& app, Action& action) {
   add_serving(*command, options->serving);
   add_activation_scales(*command, options->activation_scales, options->cache_scales);
   add_device(*command, options->device);
+  add_devices(*command, options->devices);
   CLI::Option* const quality = add_quality(*command, options->quality);
   add_scheme(*command, options->scheme, *recipe);
   quality->excludes(command->get_option("--codebook"))->excludes(command->get_option("--clip"));

@@ -15,6 +15,7 @@
 #include "commands.h"
 #include "core/interrupt.h"
 #include "core/progress.h"
+#include "devices.h"
 #include "io/lost_pages.h"
 #include "page_options.h"
 
@@ -97,6 +98,10 @@ int parse_and_run(const std::vector<std::string>& words) {
     throw Error(ErrorCode::bad_argument, "help is for the command line").hint("w4q --help");
   } catch (const CLI::ParseError& error) {
     throw app::wrong_command_line(*program, error);
+  }
+  if (!app::devices_of(*program).empty()) {
+    throw Error(ErrorCode::unsupported, "--devices makes processes of the program, and not of Python")
+        .hint("run w4q, or choose one GPU: --device cuda:0");
   }
   app::remember_command(static_cast<int>(line.size()), line.data());
   const int status = action();

@@ -30,6 +30,9 @@ struct CudaMatrix {
 struct CudaObserver {
   std::function<void(int64_t index, const CudaMatrix& hidden)> hidden;
   std::function<void(std::span<const std::string> linears, const CudaMatrix& input)> linear_input;
+  /// Asked behind that: whether the block may end there, with the residual stream as it was, since nobody wants more of
+  /// it. Of mixtures only before the router.
+  std::function<bool(std::span<const std::string> linears)> ends_there = {};
 };
 
 struct CudaDecoderOptions {

@@ -105,12 +105,24 @@ class Products {
   }
   void* workspace() { return workspace_.data(); }
 
+  /// Linears of f16 are at hand in fp32 until the next call.
+  void widen(std::span<const DecodedLinear> linears) {
+    at_hand_ = linears;
+    if (widened_.size() < linears.size()) widened_ = std::vector<Room>(linears.size());
+    for (size_t i = 0; i < linears.size(); ++i) {
+      const DecodedLinear& linear = linears[i];
+      const int64_t count = linear.n * linear.k;
+      if (linear.type == Decoded::f32) continue;
+      kernels::widen_values_cuda(linear.matrix.data(), DType::f16, count, widened_[i].get(count, stream_), stream_);
+    }
+  }
+
  private:
   const float* values_of(const DecodedLinear& linear) {
     if (linear.type == Decoded::f32) return linear.matrix.as<float>();
-    float* const values = widened_.get(linear.n * linear.k, stream_);
-    kernels::widen_values_cuda(linear.matrix.data(), DType::f16, linear.n * linear.k, values, stream_);
-    return values;
+    const auto found = std::ranges::find(at_hand_, &linear, [](const DecodedLinear& own) { return &own; });
+    ensure(found != at_hand_.end(), "gradients: a linear of a layer that was not entered");
+    return widened_[static_cast<size_t>(found - at_hand_.begin())].get(linear.n * linear.k, stream_);
   }
   void run(device::CublasFloatProduct& product) {
     product.workspace = workspace_.data();
@@ -120,7 +132,8 @@ class Products {
 
   const device::Stream& stream_;
   DeviceBuffer workspace_;
-  Room widened_;
+  std::span<const DecodedLinear> at_hand_;
+  std::vector<Room> widened_;  ///< of those
 };
 
 }  // namespace
@@ -374,6 +387,8 @@ bool CudaLayerGradient::takes(const model::ModelConfig& config) {
 CudaLayerGradient::CudaLayerGradient(const model::ModelConfig& config, int64_t length, const device::Stream& stream)
     : impl_(std::make_unique<Impl>(config, length, stream)) {}
 CudaLayerGradient::~CudaLayerGradient() = default;
+
+void CudaLayerGradient::enter(const DecodedLayer& layer) { impl_->products.widen(layer.linears); }
 
 void CudaLayerGradient::forward(const DecodedLayer& layer, float* x) {
   Impl& impl = *impl_;

@@ -60,6 +60,8 @@ class CudaLayerGradient {
   CudaLayerGradient(const model::ModelConfig& config, int64_t length, const device::Stream& stream);
   ~CudaLayerGradient();
 
+  /// Of a layer that is kept in f16: has its weights at hand for what follows, until another is entered.
+  void enter(const DecodedLayer& layer);
   /// x [length, hidden] = layer(x), of one sequence from position 0 on.
   void forward(const DecodedLayer& layer, float* x);
   /// As model::LayerGradient::run: x stays.

@@ -217,8 +217,8 @@ void LayerRunner::embed_layer(const CudaBlock& block) {
   kernels::gate_rows_cuda(block.plan.gating,
                           {.gate = activations.qkv.as<float>(),
                            .gate_stride = size,
-                           .up = layer_embeddings + layer * size,
-                           .up_stride = config.layers * size,
+                           .up = layer_embeddings + (of_present_layer ? 0 : layer * size),
+                           .up_stride = of_present_layer ? size : config.layers * size,
                            .rows = rows,
                            .cols = size,
                            .out = activations.gated.as<__half>(),
@@ -267,9 +267,10 @@ InputNorm LayerRunner::input_norm() {
   return {norms[norm_at].as<float>(), static_cast<float>(config.rms_norm_eps)};
 }
 
-void LayerRunner::observe(const CudaLinear& linear, const DeviceBuffer& input, const CudaObserver* observer) const {
-  if (!observer || !observer->linear_input) return;
+bool LayerRunner::observe(const CudaLinear& linear, const DeviceBuffer& input, const CudaObserver* observer) const {
+  if (!observer || !observer->linear_input) return false;
   observer->linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, &stream});
+  return observer->ends_there && observer->ends_there(linear.names);
 }
 
 void LayerRunner::run_shared(const CudaBlock& block, const InputNorm& norm, const CudaObserver* observer) {
@@ -291,7 +292,7 @@ void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observ
   }
   const DeviceBuffer& routing = own_norms ? activations.routing : activations.normed;
   const DeviceBuffer& expert_input = own_norms ? activations.expert_input : activations.normed;
-  observe(router, routing, observer);
+  if (observe(router, routing, observer)) return;
   multiplier.multiply(router, routing.as<__half>(), rows, activations.routed.as<float>());
   MixtureScratch::Observe see;
   if (observer && observer->linear_input) {
@@ -370,7 +371,7 @@ void LayerRunner::run_block(const CudaBlock& block, const Attend& attend, const 
   const DeviceBuffer& mixed = attends ? activations.attended : activations.gated;
   const auto* const normed = activations.normed.as<__half>();
   normalize(block.norm(model::NormRole::input));
-  observe(first, activations.normed, observer);
+  if (observe(first, activations.normed, observer)) return;
   if (block.plan.kind == BlockKind::gated_mlp) {
     multiply_gated(block.plan, first, normed, input_norm());
   } else {
@@ -381,7 +382,7 @@ void LayerRunner::run_block(const CudaBlock& block, const Attend& attend, const 
       embed_layer(block);
     }
   }
-  observe(last, mixed, observer);
+  if (observe(last, mixed, observer)) return;
   if (!adds_apart(block.plan)) return add_product(block, mixed, next);
   multiplier.multiply(last, mixed.as<__half>(), rows, activations.added.as<float>());
   add_apart(block);

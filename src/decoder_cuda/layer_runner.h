@@ -87,7 +87,8 @@ struct LayerRunner {
   NextNorm leave_norm(const NormBetween& next);
   /// What the next product needs of a norm that was part of the one before.
   InputNorm input_norm();
-  void observe(const CudaLinear& linear, const device::DeviceBuffer& input, const CudaObserver* observer) const;
+  /// Whether the observer has seen enough.
+  bool observe(const CudaLinear& linear, const device::DeviceBuffer& input, const CudaObserver* observer) const;
 
   const model::ModelConfig& config;
   const model::AttentionConfig usual;  ///< usual_attention(): whose angles a step lays out
@@ -100,7 +101,9 @@ struct LayerRunner {
   bool step_overlaps() const noexcept { return options.overlap && rows == 1; }
 
   float* residual = nullptr;
-  const float* layer_embeddings = nullptr;  ///< [rows × layers · layer_embedding_size], where layers have some
+  /// Where layers have some of their own: [rows × layers · layer_embedding_size], or those of the present layer alone.
+  const float* layer_embeddings = nullptr;
+  bool of_present_layer = false;
   int64_t rows = 0;
   kernels::PendingSum pending = {};  ///< of one row: what the next norm adds to the residual stream first
   bool fused = false;                ///< activations.normed is what a product left, and norms[at] says what it lacks

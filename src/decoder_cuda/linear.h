@@ -46,6 +46,8 @@ struct CudaLinear {
 
   /// How gate and up stand, where the linear is both in one product.
   kernels::GateOrder gates() const noexcept;
+  /// Outputs first … first + n − 1 as rows of f16; null where they are not, or do not stand below one another.
+  std::byte* dense_rows(int64_t first, int64_t count) noexcept;
 };
 
 /// Rows of f16 in GPU memory.
@@ -132,6 +134,8 @@ class CudaMultiplier {
                       InputNorm norm = {});
   /// Of one row, some of the weights of `linear` (kernels::routes).
   void multiply_routed(const CudaLinear& linear, const kernels::RoutedCall& call);
+  /// Many rows through the weights of a linear, each through its own.
+  void multiply_groups(const CudaLinear& linear, const kernels::GroupedCall& call);
   /// out[rows × n] = x · Wᵀ + b, of the head.
   void multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out, InputNorm norm = {});
 

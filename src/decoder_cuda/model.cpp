@@ -5,6 +5,8 @@
 #include <cmath>
 #include <iterator>
 
+#include "decoder_cuda/dense.h"
+
 namespace w4q::decoder_cuda {
 namespace {
 
@@ -90,6 +92,36 @@ CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream&
   CudaLayer layer = upload_layer(weights, ring, offload);
   ring.finish();
   return layer;
+}
+
+namespace {
+
+/// Where the rows of a linear stand as f16, one below the other; null: they do not.
+std::byte* dense_rows(CudaLayer& layer, const model::LayerWeights& weights, std::string_view name) {
+  for (auto& block : layer.blocks) {
+    for (auto& group : block.groups) {
+      int64_t first = 0;
+      for (const auto& own : group.names) {
+        const auto& weight = *std::ranges::find(weights.linears, own, &kernels::LinearWeight::name);
+        if (own == name) return group.dense_rows(first, weight.n);
+        first += weight.n;
+      }
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool replace_dense(CudaLayer& layer, const model::LayerWeights& weights, std::span<const std::string> linears,
+                   UploadRing& ring) {
+  for (const auto& name : linears) {
+    const auto& weight = *std::ranges::find(weights.linears, name, &kernels::LinearWeight::name);
+    std::byte* const rows = is_dense(weight) ? dense_rows(layer, weights, name) : nullptr;
+    if (rows == nullptr) return false;
+    upload_dense(weight, rows, ring);
+  }
+  return true;
 }
 
 std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers) {

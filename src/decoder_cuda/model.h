@@ -47,6 +47,10 @@ void require_gpu_decoder(const model::ModelConfig& config);
 CudaLayer upload_layer(const model::LayerWeights& weights, UploadRing& ring, bool offload = false);
 CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload = false);
 
+/// The rows of these linears anew, where they stand as f16 and so do the new ones; false where one does not.
+bool replace_dense(CudaLayer& layer, const model::LayerWeights& weights, std::span<const std::string> linears,
+                   UploadRing& ring);
+
 /// The mixtures of layers.
 std::vector<const CudaMixture*> mixtures_of(std::span<const CudaLayer> layers);
 /// The linears of layers in the order of a step, a group each, experts by themselves behind those of all.

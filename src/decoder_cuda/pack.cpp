@@ -9,6 +9,7 @@
 #include "formats/scale_range.h"
 #include "kernels/common/table_stretch.h"
 #include "kernels/linear/kernel_row.h"
+#include "kernels/small_float/tile_scales.h"
 #include "repack/layout_registry.h"
 #include "repack/map_pass_cuda.h"
 
@@ -37,16 +38,19 @@ class Packer {
     weight.n = rows_of(weights);
     weight.k = weights.front()->k;
     weight.scale_max = least_scale_max;
+    weight.layout = layout;
+    if (weight.scheme.family == SchemeFamily::small_float) return;
     for (const auto* each : weights) {
       const float largest = formats::scale_range(each->plane(PlaneRole::scales), each->scheme.scale).largest;
       weight.scale_max = std::max(weight.scale_max, largest);
     }
-    weight.layout = layout;
   }
 
   CudaPacked run() && {
     if (packed_.weight.scheme.family == SchemeFamily::kbit) {
       pack_kbit();
+    } else if (packed_.weight.scheme.family == SchemeFamily::small_float) {
+      pack_floats();
     } else {
       pack_integer();
     }
@@ -86,6 +90,26 @@ class Packer {
     if (weight.scheme.act_order) weight.input_order = upload(bytes_of(sorted_inputs(canonical))).as<int32_t>();
   }
 
+  /// Factors of tensors and rows become those of outputs, which stand in whatever order.
+  void pack_floats() {
+    auto& weight = packed_.weight;
+    const kernels::FloatScales scales = kernels::float_scales(weights_, rows_in_turn_);
+    const PackedWeight words = repack::layout_row(weight.layout).pack(stack_floats(weights_, rows_in_turn_));
+    weight.codes = read_plane(words, PlaneRole::codes).as<uint32_t>();
+    if (scales.tile_pairs.empty()) {
+      weight.scales = read_plane(words, PlaneRole::scales).data();
+    } else {
+      weight.scales = read(DeviceBuffer::copy_of(bytes_of(scales.tile_pairs), stream_)).data();
+    }
+    if (!scales.outputs.empty()) {
+      weight.output_factors = read(DeviceBuffer::copy_of(bytes_of(scales.outputs), stream_)).as<float>();
+    }
+    weight.scale_max = std::max(least_scale_max, scales.largest);
+    const auto& table = weights_.front()->plane(PlaneRole::codebook).bytes;
+    weight.table_max = formats::table_max(table.as<float>());
+    weight.codebook = upload(table.bytes()).as<float>();  // waits: what was copied may go
+  }
+
   /// Counts what a product reads.
   DeviceBuffer& read(DeviceBuffer buffer) {
     packed_.bytes += static_cast<int64_t>(buffer.size());
@@ -112,8 +136,7 @@ class Packer {
 }  // namespace
 
 std::string_view device_layout(const device::Properties& gpu, const formats::Scheme& scheme, int64_t n, int64_t k) {
-  if (scheme.family != SchemeFamily::kbit && scheme.family != SchemeFamily::integer) return {};
-  for (const std::string_view layout : {"kbit-fragment", "marlin"}) {
+  for (const std::string_view layout : {"kbit-fragment", "marlin", "float-fragment"}) {
     if (has_kernel(gpu, scheme, layout, n, k)) return layout;
   }
   return {};

@@ -11,11 +11,13 @@
 #include "formats/codebook.h"
 #include "formats/kbit.h"
 #include "formats/rotated.h"
+#include "formats/small_float.h"
 #include "formats/trellis.h"
 #include "kernels/common/random_cuda.h"
 #include "kernels/common/table_stretch.h"
 #include "kernels/rotated/pack.h"
 #include "kernels/rotated/rotate_input.h"
+#include "repack/layout_float_fragment.h"
 #include "repack/layout_kbit_fragment.h"
 #include "repack/layout_registry.h"
 #include "repack/layout_trellis_fragment.h"
@@ -161,6 +163,11 @@ class Maker {
     DeviceBuffer& codes = allocate(PlaneRole::codes);
     weight.codes = codes.as<uint32_t>();
     kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_);
+    if (scheme.family == formats::SchemeFamily::small_float) {
+      make_float_scales(linear, weight);
+      product.linear.passes = {weight};
+      return;
+    }
     DeviceBuffer& scales = allocate(PlaneRole::scales);
     weight.scales = scales.data();
     const float root = std::sqrt(static_cast<float>(linear.k));
@@ -182,6 +189,36 @@ class Maker {
       stream_.synchronize();
     }
     product.linear.passes = {weight};
+  }
+
+  /// Scales of 1, and outputs of about the magnitude of the inputs by their factors. Codes are random bits, of E4M3 its NaN
+  /// too, which kernels read as ±480.
+  void make_float_scales(CudaLinear& linear, kernels::DevicePass& weight) {
+    const auto keep = [&](size_t bytes) -> DeviceBuffer& {
+      linear.bytes += static_cast<int64_t>(bytes);
+      return linear.memory.emplace_back(stream_.context(), bytes);
+    };
+    const repack::FloatFragmentMap map(weight.n, weight.k);
+    const formats::Scheme& scheme = weight.scheme;
+    const bool in_blocks = scheme.block == 16 || scheme.block == 32;
+    if (in_blocks) {
+      DeviceBuffer& scales = keep(static_cast<size_t>(map.tiles() * map.scales_of_tile(scheme.block)));
+      scales.fill(scheme.scale == formats::ScaleType::e4m3 ? 0x38 : 0x7F, stream_);
+      weight.scales = scales.data();
+    } else {
+      DeviceBuffer& scales = keep(static_cast<size_t>(2 * map.tiles()) * sizeof(float));
+      kernels::constant_cuda(scales.as<float>(), 2 * map.tiles(), 1.0f, stream_);
+      weight.scales = scales.data();
+    }
+    const float code_rms = scheme.bits == 4 ? 2.9f : 150.0f;
+    DeviceBuffer& factors = keep(static_cast<size_t>(weight.n) * sizeof(float));
+    kernels::constant_cuda(factors.as<float>(), weight.n, 1 / (code_rms * std::sqrt(static_cast<float>(weight.k))),
+                           stream_);
+    weight.output_factors = factors.as<float>();
+    weight.scale_max = 1;
+    const auto table = formats::small_float_table(scheme.bits);
+    linear.memory.push_back(DeviceBuffer::copy_of(std::as_bytes(table), stream_));
+    weight.codebook = linear.memory.back().as<float>();
   }
 
   /// Behind a rotation of 128, as trellises are.
@@ -286,7 +323,8 @@ bool can_be_random(const device::Properties& gpu, std::span<const formats::Schem
   const bool kbit = scheme.family == formats::SchemeFamily::kbit && scheme.scale == formats::ScaleType::e4m4;
   const bool integer = scheme.family == formats::SchemeFamily::integer && scheme.scale == formats::ScaleType::f16 &&
                        !scheme.asymmetric && !scheme.act_order;
-  return passes.size() == 1 && (kbit || integer) && !device_layout(gpu, scheme, 64, 256).empty();
+  const bool floats = scheme.family == formats::SchemeFamily::small_float;
+  return passes.size() == 1 && (kbit || integer || floats) && !device_layout(gpu, scheme, 64, 256).empty();
 }
 
 }  // namespace
@@ -303,7 +341,9 @@ CudaModel CudaModel::random(device::Context& gpu, const model::ModelConfig& conf
     throw Error(ErrorCode::unsupported, "random weights of scheme " + formats::to_string(passes))
         .detail(
             "expected f16, kbit2-b32-e4m4 to kbit5-b32-e4m4, int4 or int8 with f16 scales such as int4-g128-f16, "
-            "trellis2 to trellis4, or rotated passes such as rotated4-d128+rotated4-d128");
+            "nvfp4, "
+            "mxfp4, mxfp8 or fp8 such as fp8-channel, trellis2 to trellis4, or rotated passes such as "
+            "rotated4-d128+rotated4-d128");
   }
   const device::Stream stream(gpu);
   Maker maker(passes, residual_bytes.has_value(), stream);

@@ -6,6 +6,8 @@
 
 #include "core/error.h"
 #include "device/copy.h"
+#include "formats/scheme_registry.h"
+#include "formats/small_float.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -33,6 +35,9 @@ size_t bytes_of_all(std::span<const Pieces> planes) {
 
 bool can_stack(const PackedWeight& a, const PackedWeight& b) {
   if (a.scheme != b.scheme || a.layout != b.layout || a.k != b.k) return false;
+  // Tiles of 64 outputs have one scale or two of such weights.
+  const bool in_squares = formats::shares_rows(a.scheme) && a.scheme.block != formats::whole_tensor;
+  if (in_squares && (a.n % 64 != 0 || b.n % 64 != 0)) return false;
   return std::ranges::all_of(shared_roles, [&](PlaneRole role) {
     const Plane* const first = find_plane(a, role);
     const Plane* const second = find_plane(b, role);
@@ -79,6 +84,28 @@ device::DeviceBuffer stack_on_gpu(std::span<const Pieces> planes, const device::
                       bytes.size() / piece, stream, "copying weights to the GPU");
   }
   return stacked;
+}
+
+PackedWeight stack_floats(Weights weights, int64_t rows_in_turn) {
+  const PackedWeight& first = *weights.front();
+  formats::Scheme scheme = first.scheme;
+  const bool in_blocks = scheme.block == 16 || scheme.block == 32;
+  if (!in_blocks) {
+    scheme.block = formats::whole_row;
+    scheme.scale = formats::ScaleType::f32;
+  }
+  PackedWeight all = formats::allocate_canonical(scheme, rows_of(weights), first.k);
+  for (Plane& plane : all.planes) {
+    const PlaneRole role = plane.spec.role;
+    if (role == PlaneRole::codes || (role == PlaneRole::scales && in_blocks)) {
+      plane.bytes = stack_on_host(lay_out(weights, role, rows_in_turn));
+    } else if (role == PlaneRole::scales) {
+      std::ranges::fill(plane.bytes.as<float>(), 1.0f);
+    } else {
+      plane.bytes = first.plane(role).bytes.clone();
+    }
+  }
+  return all;
 }
 
 PackedWeight stack(Weights weights, int64_t rows_in_turn) {

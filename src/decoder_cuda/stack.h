@@ -34,6 +34,9 @@ std::vector<Pieces> lay_out(Weights weights, formats::PlaneRole role, int64_t ro
 Buffer stack_on_host(std::span<const Pieces> planes);
 device::DeviceBuffer stack_on_gpu(std::span<const Pieces> planes, const device::Stream& stream);
 
+/// All planes of small floats but factors, and scales that rows share or have alone: each row has one that is 1.
+formats::PackedWeight stack_floats(Weights weights, int64_t rows_in_turn);
+
 /// All planes.
 formats::PackedWeight stack(Weights weights, int64_t rows_in_turn);
 

@@ -8,8 +8,10 @@
 #include "decoder_cuda/rotated.h"
 #include "decoder_cuda/trellis.h"
 #include "device/copy.h"
+#include "formats/codebook.h"
 #include "formats/scheme_registry.h"
 #include "kernels/frame/linear_fusion.h"
+#include "kernels/small_float/tile_scales.h"
 #include "repack/layout_registry.h"
 #include "repack/turn_rows_cuda.h"
 
@@ -27,8 +29,11 @@ struct StackedLayout {
   std::string_view name;
   bool outputs_first;  ///< else they go along k first, and cut all rows across
 };
-constexpr StackedLayout stacked_layouts[] = {
-    {"kbit-fragment", true}, {"rotated-fragment", true}, {"marlin", false}, {"interleaved", false}};
+constexpr StackedLayout stacked_layouts[] = {{"kbit-fragment", true},
+                                             {"rotated-fragment", true},
+                                             {"float-fragment", true},
+                                             {"marlin", false},
+                                             {"interleaved", false}};
 
 const StackedLayout* stacked_layout(std::string_view name) {
   const auto* const found = std::ranges::find(stacked_layouts, name, &StackedLayout::name);
@@ -56,10 +61,16 @@ void set_table(const PackedWeight& weight, CudaPacked& packed, UploadRing& ring)
   packed.weight.codebook = packed.memory.back().as<float>();
 }
 
+/// What stands beside codes in the places of their layout.
+bool has_placed_scales(const formats::Scheme& scheme) {
+  return scheme.family != formats::SchemeFamily::small_float || scheme.block == 16 || scheme.block == 32;
+}
+
 /// Codes, scales and zero points in one piece of GPU memory.
 void place_planes(Weights weights, int64_t rows_in_turn, CudaPacked& packed, UploadRing& ring) {
   auto& pass = packed.weight;
-  std::vector<PlaneRole> roles = {PlaneRole::codes, PlaneRole::scales};
+  std::vector<PlaneRole> roles = {PlaneRole::codes};
+  if (has_placed_scales(pass.scheme)) roles.push_back(PlaneRole::scales);
   if (pass.scheme.asymmetric) roles.push_back(PlaneRole::zeros);
   size_t size = 0, largest = 0;
   for (const PlaneRole role : roles) {
@@ -79,6 +90,24 @@ void place_planes(Weights weights, int64_t rows_in_turn, CudaPacked& packed, Upl
   pass.codes = reinterpret_cast<const uint32_t*>(at[0]);
   pass.scales = at[1];
   pass.zeros = reinterpret_cast<const uint32_t*>(at[2]);
+}
+
+/// The table of small floats, and their factors, of FP8 those of tiles too.
+void set_floats(Weights weights, int64_t rows_in_turn, CudaPacked& packed, UploadRing& ring) {
+  auto& pass = packed.weight;
+  const kernels::FloatScales scales = kernels::float_scales(weights, rows_in_turn);
+  const auto keep = [&](const std::vector<float>& values) {
+    packed.bytes += static_cast<int64_t>(values.size() * sizeof(float));
+    packed.memory.push_back(ring.copy_of(bytes_of(values)));
+    return packed.memory.back().as<float>();
+  };
+  if (!scales.tile_pairs.empty()) pass.scales = keep(scales.tile_pairs);
+  if (!scales.outputs.empty()) pass.output_factors = keep(scales.outputs);
+  pass.scale_max = std::max(least_scale_max, scales.largest);
+  const auto& table = weights.front()->plane(PlaneRole::codebook).bytes;
+  pass.table_max = formats::table_max(table.as<float>());
+  packed.memory.push_back(ring.copy_of(table.bytes()));
+  pass.codebook = packed.memory.back().as<float>();
 }
 
 }  // namespace
@@ -145,6 +174,7 @@ CudaPacked upload_stored(std::span<const PackedLinear* const> linears, int64_t r
   packed.weight.scale_max = largest;
   place_planes(weights, rows_in_turn, packed, ring);
   if (first.scheme.family == formats::SchemeFamily::kbit) set_table(first, packed, ring);
+  if (first.scheme.family == formats::SchemeFamily::small_float) set_floats(weights, rows_in_turn, packed, ring);
   if (first.scheme.act_order) {
     packed.memory.push_back(ring.copy_of(bytes_of(sorted_inputs(first))));
     packed.weight.input_order = packed.memory.back().as<int32_t>();

@@ -73,19 +73,6 @@ bool can_gate(const device::Properties& gpu, const LinearWeight& gate) {
   return pass != nullptr && fuses(gpu, pass->scheme, kernel_layout(gpu, *pass), 2 * gate.n, gate.k);
 }
 
-bool alike_here(const device::Properties& gpu, const LinearWeight& a, const LinearWeight& b) {
-  if (is_trellis(a) || is_trellis(b)) {
-    return is_trellis(a) && is_trellis(b) && can_stack_trellis(*packed_of(a), *packed_of(b));
-  }
-  if (is_rotated(a) || is_rotated(b)) {
-    return is_rotated(a) && is_rotated(b) && can_stack_rotated(*packed_of(a), *packed_of(b));
-  }
-  const PackedWeight* const first = readable(gpu, a);
-  const PackedWeight* const second = readable(gpu, b);
-  if (first == nullptr || second == nullptr) return first == second;
-  return can_stack(*first, *second) && packed_of(a)->input_scale == packed_of(b)->input_scale;
-}
-
 /// A packed layer in the canonical layout.
 LinearWeight canonical(const LinearWeight& weight) {
   LinearWeight result = weight;
@@ -267,6 +254,19 @@ class Builder {
 
 }  // namespace
 
+bool alike(const device::Properties& gpu, const LinearWeight& a, const LinearWeight& b) {
+  if (is_trellis(a) || is_trellis(b)) {
+    return is_trellis(a) && is_trellis(b) && can_stack_trellis(*packed_of(a), *packed_of(b));
+  }
+  if (is_rotated(a) || is_rotated(b)) {
+    return is_rotated(a) && is_rotated(b) && can_stack_rotated(*packed_of(a), *packed_of(b));
+  }
+  const PackedWeight* const first = readable(gpu, a);
+  const PackedWeight* const second = readable(gpu, b);
+  if (first == nullptr || second == nullptr) return first == second;
+  return can_stack(*first, *second) && packed_of(a)->input_scale == packed_of(b)->input_scale;
+}
+
 CudaLinear upload_linears(std::span<const LinearWeight* const> linears, UploadRing& ring, bool offload) {
   ensure(!linears.empty(), "upload_linears: no layers");
   const device::Properties& gpu = ring.stream().context().properties();
@@ -277,7 +277,7 @@ CudaLinear upload_linears(std::span<const LinearWeight* const> linears, UploadRi
   Builder builder(linear, offload, ring);
   for (size_t begin = 0; begin < layers.size();) {
     size_t end = begin + 1;
-    while (end < layers.size() && alike_here(gpu, *layers[end - 1], *layers[end])) ++end;
+    while (end < layers.size() && alike(gpu, *layers[end - 1], *layers[end])) ++end;
     builder.add(layers.subspan(begin, end - begin));
     begin = end;
   }
@@ -298,7 +298,7 @@ CudaLinear upload_gated(const LinearWeight& gate_layer, const LinearWeight& up_l
   const LinearWeight &gate = *layers.all()[0], &up = *layers.all()[1];
   // Rings keep the rows of a strip together: a trellis has its gates above its ups.
   const bool takes_turns =
-      !is_trellis(gate) && alike_here(gpu, gate, up) && gate.n == up.n && gate.n % 32 == 0 && can_gate(gpu, gate);
+      !is_trellis(gate) && alike(gpu, gate, up) && gate.n == up.n && gate.n % 32 == 0 && can_gate(gpu, gate);
   if (!takes_turns) {
     CudaLinear linear = upload_linears(layers.all(), ring, offload);
     if (linear.products.size() == 1) linear.products.front().linear.gates = kernels::GateOrder::halves;
@@ -310,12 +310,23 @@ CudaLinear upload_gated(const LinearWeight& gate_layer, const LinearWeight& up_l
   return linear;
 }
 
-bool alike(const device::Properties& gpu, const LinearWeight& a, const LinearWeight& b) {
-  return alike_here(gpu, a, b);
-}
-
 kernels::GateOrder CudaLinear::gates() const noexcept {
   return products.size() == 1 ? products.front().linear.gates : kernels::GateOrder::none;
+}
+
+std::byte* CudaLinear::dense_rows(int64_t first, int64_t count) noexcept {
+  for (const auto& product : products) {
+    if (first < product.first || first + count > product.first + product.n()) continue;
+    if (product.packed() || product.linear.gates == kernels::GateOrder::turns) return nullptr;
+    const int64_t row_bytes = 2 * k;
+    const auto* const rows = reinterpret_cast<const std::byte*>(product.linear.passes.front().codes);
+    for (auto& buffer : memory) {
+      if (rows >= buffer.data() && rows < buffer.data() + buffer.size()) {
+        return buffer.data() + (rows - buffer.data()) + (first - product.first) * row_bytes;
+      }
+    }
+  }
+  return nullptr;
 }
 
 kernels::DevicePass dense_pass(const DeviceBuffer& rows, int64_t n, int64_t k) {

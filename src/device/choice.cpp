@@ -24,6 +24,7 @@ std::optional<int> ordinal_of(std::string_view word) {
 /// Of all processes here where they were told its number, or of those whose turn it is.
 std::shared_ptr<Context> open(std::optional<int> ordinal) {
   if (ordinal) return std::make_shared<Context>(*ordinal, local_process.count);
+  if (local_process.gpu) return std::make_shared<Context>(*local_process.gpu);
   const int gpus = gpu_count();
   return std::make_shared<Context>(gpu_of(local_process, gpus), sharers_of(local_process, gpus));
 }
@@ -49,14 +50,14 @@ std::shared_ptr<Context> open_device(std::string_view word) {
     throw Error(ErrorCode::bad_argument, concat("--device ", printable(word), ": unknown"))
         .detail("known: auto, cpu, cuda, cuda:N");
   }
-  if (word == "cpu" || (word == "auto" && !find_gpu())) return nullptr;
+  if (word == "cpu" || (word == "auto" && !local_process.gpu && !find_gpu())) return nullptr;
   return open(ordinal_of(word));
 }
 
 std::shared_ptr<Context> open_gpu(std::string_view word) {
   std::string why;
   const auto ordinal = ordinal_of(word);
-  if (find_gpu(&why, ordinal.value_or(0))) return open(ordinal);
+  if (find_gpu(&why, ordinal.value_or(local_process.gpu.value_or(0)))) return open(ordinal);
   throw Error(ErrorCode::device, "no GPU to measure: " + why).hint("w4q verify --ppl works on the CPU");
 }
 

@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "decoder_cuda/generate.h"
 #include "io/files.h"
+#include "kernels/linear/gemm.h"
 #include "model/decoder_layer.h"
 #include "model/model.h"
 #include "model/self_text.h"
@@ -122,6 +123,10 @@ CalibrationWindows read_windows(const model::OpenedModel& model, const Calibrati
   return cut_windows(ids, text.samples, text.length, source.string());
 }
 
+std::string products_on(const device::Context* gpu) {
+  return gpu == nullptr ? std::string(kernels::gemm_library()) : concat("cuBLAS, ", printable(gpu->properties().name));
+}
+
 int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram) {
   const model::ModelConfig& config = model.config;
   int64_t statistics = 0, widest = config.hidden_size;
@@ -170,7 +175,7 @@ struct Calibration::Impl {
         memories(config, windows.samples, windows.length) {
     if (options.pairs) quantized.emplace(model, windows, options, resident);
     model::require_decoder(config, "calibration");
-    if (gpu != nullptr) model::require_layer_by_layer(config, "calibration on a GPU");
+    if (gpu != nullptr && options.pairs) model::require_layer_by_layer(config, "following quantized inputs on a GPU");
     own_embeddings = model::load_layer_embeddings(model);
     decoder.set_positions(0, windows.length);
   }
@@ -195,15 +200,42 @@ struct Calibration::Impl {
     if (!want_statistics) return {};
     if (gpu == nullptr) return run_on_cpu(index, std::move(before));
     ensure(before.empty(), "calibration: sums are added to others on the CPU only");
-    return gpu->run(*weights, index, states, keep_gram, options.on_window);
+    return gpu->run(
+        {.turn = {.layer = index}, .weights = &*weights, .keep_gram = keep_gram, .embed_layer = embedder(index)},
+        states, options.on_window);
+  }
+
+  LayerStatistics take_turn(const LayerTurn& turn, ExchangeCuda* exchange, bool keep_gram) {
+    ensure(gpu != nullptr && !options.pairs, "calibration: turns are taken on GPUs");
+    weights.reset();
+    if (turn.layer == 0) embed();
+    if (turn.layer) weights = model::load_layer(model, *turn.layer);
+    return gpu->run(
+        {turn, weights ? &*weights : nullptr, exchange, keep_gram, turn.layer ? embedder(*turn.layer) : nullptr},
+        states, options.on_window);
+  }
+
+  /// What gives a layer what it adds of its own.
+  CalibrationCuda::EmbedLayer embedder(int64_t index) {
+    if (!own_embeddings) return nullptr;
+    const auto projection = std::make_shared<model::LayerProjection>(config, *own_embeddings, index);
+    return [this, projection](int64_t window, MatrixView<float> rows) {
+      model::embed_layer(config, *own_embeddings, *projection, windows.window(window), first_states(window), rows);
+    };
+  }
+
+  /// Hidden states 0 of a window, where layers add something of their own.
+  MatrixView<float> first_states(int64_t window) {
+    if (!embeddings) embeddings = model::load_embeddings(model);
+    const auto hidden = embedded.matrix(windows.length, config.hidden_size);
+    model::embed(config, *embeddings, windows.window(window), hidden);
+    return hidden;
   }
 
   /// What layers add of their own: computed anew for each of them, which takes no memory between layers.
   void embed_layers(int64_t window) {
-    if (!embeddings) embeddings = model::load_embeddings(model);
-    const auto hidden = embedded.matrix(windows.length, config.hidden_size);
+    const auto hidden = first_states(window);
     const auto rows = layer_embeddings.matrix(windows.length, own_embeddings->table.k);
-    model::embed(config, *embeddings, windows.window(window), hidden);
     model::embed_layers(config, *own_embeddings, windows.window(window), hidden, rows);
     decoder.set_layer_embeddings(rows);
   }
@@ -247,7 +279,7 @@ struct Calibration::Impl {
     ensure(seen == rows.rows, "calibration: inputs of another length");
   }
 
-  quantize::InputPair pair(size_t index, const model::LayerWeights& packed, bool changed, bool keep) {
+  quantize::InputPair pair(size_t index, const model::LayerWeights& packed, const ChangedLinears& changed, bool keep) {
     const auto group = model::input_groups(config, layer - 1)[index];
     const auto [block, end] = place_of(packed.plan, group.name());
     if (gpu != nullptr) return gpu->pair(group, block, paired(packed, changed), keep);
@@ -297,12 +329,12 @@ struct Calibration::Impl {
     quantized_blocks = std::max(quantized_blocks, end);
   }
 
-  PairedStates paired(const model::LayerWeights& packed, bool changed) {
+  PairedStates paired(const model::LayerWeights& packed, const ChangedLinears& changed) {
     return {packed, changed, states, quantized->states};
   }
 
-  void finish(const model::LayerWeights& packed) {
-    if (gpu != nullptr) return gpu->finish_pairs(paired(packed, true));
+  void finish(const model::LayerWeights& packed, const ChangedLinears& changed) {
+    if (gpu != nullptr) return gpu->finish_pairs(paired(packed, changed));
     advance_plain(packed.plan.blocks.size());
     advance_quantized(packed.plan.blocks.size(), packed);
   }
@@ -380,6 +412,10 @@ LayerStatistics Calibration::next(bool keep_gram, LayerStatistics before) {
   return statistics;
 }
 
+LayerStatistics Calibration::take_turn(const LayerTurn& turn, ExchangeCuda* exchange, bool keep_gram) {
+  return impl_->take_turn(turn, exchange, keep_gram);
+}
+
 void Calibration::next_without_statistics() {
   ensure(impl_->options.pairs, "calibration: there are no pairs");
   impl_->want_statistics = false;
@@ -387,16 +423,16 @@ void Calibration::next_without_statistics() {
   impl_->want_statistics = true;
 }
 
-std::optional<quantize::InputPair> Calibration::pair(size_t group, const model::LayerWeights& quantized, bool changed,
-                                                     bool keep) {
+std::optional<quantize::InputPair> Calibration::pair(size_t group, const model::LayerWeights& quantized,
+                                                     const ChangedLinears& changed, bool keep) {
   ensure(!impl_->finished, "calibration: there are no pairs");
   if (model::input_groups(impl_->config, impl_->layer - 1).at(group).expert) return std::nullopt;
   return impl_->pair(group, quantized, changed, keep);
 }
 
-void Calibration::finish(const model::LayerWeights& quantized) {
+void Calibration::finish(const model::LayerWeights& quantized, const ChangedLinears& changed) {
   ensure(!impl_->finished, "calibration: there are no pairs");
-  impl_->finish(quantized);
+  impl_->finish(quantized, changed);
   impl_->finished = true;
 }
 

@@ -10,7 +10,6 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
-#include "kernels/linear/gemm.h"
 #include "pipeline/calibrated_cost.h"
 #include "pipeline/calibration_cuda.h"
 #include "quantize/awq.h"
@@ -97,8 +96,8 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
 
 void CalibratedRun::read_text(const CalibratedRequest& request, const std::filesystem::path& output) {
   const quantize::Steps& steps = packing_.options.steps;
-  products_ = gpu_ == nullptr ? std::string(kernels::gemm_library())
-                              : concat("cuBLAS, ", printable(request.gpu->properties().name));
+  products_ = products_on(gpu_of(gpu_));
+  owners_.ranks->require_same("what they multiply with", products_);
   windows_ = read_windows(*owners_.ranks, model_, request.text, gpu_of(gpu_));
   if (request.text.self) notes_.push_back("calibrated with " + describe_self(request.text));
   if (windows_.samples < request.text.samples) {
@@ -113,7 +112,7 @@ void CalibratedRun::read_text(const CalibratedRequest& request, const std::files
   options.gpu = gpu_;
   if (steps.has(StepKind::feedback_outputs)) walk_back(options);
   if (file_ && !options.pairs) return;  // statistics are at hand, and nothing is walked for
-  auto& ranks = gpu_ == nullptr && !options.pairs ? *owners_.ranks : alone_;
+  auto& ranks = options.pairs ? alone_ : *owners_.ranks;
   auto owners = owners_.of;
   if (ranks.size() == 1) {
     for (int& owner : owners) owner = owner == owners_.ranks->rank() ? 0 : -1;
@@ -152,7 +151,7 @@ class LayerPairs : public PairedInputs {
       : calibration_(calibration), weights_(model::load_layer(model, layer)), keep_(keep) {}
 
   std::optional<quantize::InputPair> of(size_t group) override {
-    return calibration_.pair(group, weights_, std::exchange(changed_, false), keep_);
+    return calibration_.pair(group, weights_, std::exchange(changed_, std::vector<std::string>{}), keep_);
   }
 
   void take(const std::string& linear, Values weight) override {
@@ -161,18 +160,19 @@ class LayerPairs : public PairedInputs {
       const auto values = std::make_shared<const Values>(std::move(weight));
       const TensorView view{linear, DType::f32, values->shape, bytes_of(values->values)};
       own.matrix = kernels::LinearWeight::Dense{view, values};
-      changed_ = true;
+      if (changed_) changed_->push_back(linear);
       return;
     }
     ensure(false, "a packed linear that its layer has not");
   }
 
-  void finish() { calibration_.finish(weights_); }
+  void finish() { calibration_.finish(weights_, changed_); }
 
  private:
   Calibration& calibration_;
   model::LayerWeights weights_;
-  bool keep_, changed_ = true;
+  bool keep_;
+  ChangedLinears changed_;  ///< since inputs were asked for; nothing: that was never
 };
 
 }  // namespace
@@ -216,7 +216,7 @@ std::string describe(const ExpertCounts& experts) {
   if (experts.idle + experts.scarce == 0) return {};
   return concat("of ", experts.all, " experts ", experts.idle,
                 " were sent no token of the calibration text and are rounded as they are, ", experts.scarce,
-                " fewer than they have input channels; give more text");
+                " fewer than they have input channels, which leaves out scales of these; give more text");
 }
 
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,

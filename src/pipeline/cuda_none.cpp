@@ -26,13 +26,19 @@ CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork>, const mode
 CalibrationCuda::~CalibrationCuda() = default;
 int64_t CalibrationCuda::resident() const noexcept { return 0; }
 void CalibrationCuda::put(int64_t, MatrixView<const float>) { refuse(); }
-LayerStatistics CalibrationCuda::run(const model::LayerWeights&, int64_t, HiddenStates&, bool,
-                                     const std::function<void()>&) {
-  refuse();
-}
+LayerStatistics CalibrationCuda::run(const Turn&, HiddenStates&, const std::function<void()>&) { refuse(); }
 void CalibrationCuda::begin_pairs(const model::LayerWeights&) { refuse(); }
 quantize::InputPair CalibrationCuda::pair(const model::InputGroup&, size_t, const PairedStates&, bool) { refuse(); }
 void CalibrationCuda::finish_pairs(const PairedStates&) { refuse(); }
+
+struct ExchangeCuda::Impl {};
+ExchangeCuda::ExchangeCuda(ranks::Ranks&, quantize::CudaWork&) { refuse(); }
+ExchangeCuda::~ExchangeCuda() = default;
+const std::string& ExchangeCuda::way() const noexcept {
+  static const std::string none;
+  return none;
+}
+void ExchangeCuda::exchange(std::span<const Part>, const std::optional<Part>&) { refuse(); }
 
 struct DistillCuda::Impl {};
 bool DistillCuda::takes(const model::ModelConfig&) { return false; }
@@ -41,13 +47,17 @@ DistillCuda::~DistillCuda() = default;
 void DistillCuda::add_layer(const model::LayerWeights&) { refuse(); }
 void DistillCuda::load_heads(const DistilledHead&, const DistilledHead&) { refuse(); }
 void DistillCuda::load_teacher(const model::LayerWeights&) { refuse(); }
-void DistillCuda::teach(MatrixView<float>) { refuse(); }
+void DistillCuda::keep_expected(int64_t) { refuse(); }
+int64_t DistillCuda::keeps() const noexcept { return 0; }
+void DistillCuda::put_expected(int64_t, MatrixView<const float>) { refuse(); }
+void DistillCuda::teach(int64_t, MatrixView<float>) { refuse(); }
 void DistillCuda::put_norms(int64_t, const model::LayerWeights&) { refuse(); }
 void DistillCuda::put_final_norm(std::span<const float>) { refuse(); }
 void DistillCuda::put(size_t, MatrixView<const float>) { refuse(); }
 void DistillCuda::forward(size_t) { refuse(); }
-double DistillCuda::divergence(MatrixView<const float>) { refuse(); }
-double DistillCuda::back(size_t, MatrixView<const float>) { refuse(); }
+double DistillCuda::divergence(const Expected&) { refuse(); }
+double DistillCuda::loss(size_t, const Expected&) { refuse(); }
+void DistillCuda::back(size_t) { refuse(); }
 std::vector<double> DistillCuda::take_sums(const model::PlannedNorm&) { refuse(); }
 
 struct GradientsCuda::Impl {};
@@ -68,7 +78,7 @@ void GradientsCuda::take_costs(std::span<float>) { refuse(); }
 
 struct LayerCuda::Impl {};
 bool LayerCuda::takes(const formats::Scheme&, const quantize::QuantizeOptions&) { return false; }
-LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>) { refuse(); }
+LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>, size_t) { refuse(); }
 LayerCuda::~LayerCuda() = default;
 void LayerCuda::add_group(size_t, const quantize::InputStatistics&) { refuse(); }
 void LayerCuda::follow(size_t, const quantize::InputPair&) { refuse(); }
@@ -86,10 +96,7 @@ quantize::SharedTable LayerCuda::learn_table(size_t, std::span<const size_t>, st
   refuse();
 }
 void LayerCuda::round_together(std::span<const Part>, const quantize::QuantizeOptions&) { refuse(); }
-LayerCuda::Packed LayerCuda::pack(size_t, size_t, const quantize::QuantizeOptions&, std::span<const float>,
-                                  std::span<const float>) {
-  refuse();
-}
+void LayerCuda::pack(size_t, std::span<const Wanted>, const std::function<void(size_t, Packed)>&) { refuse(); }
 void LayerCuda::drop(size_t) { refuse(); }
 
 }  // namespace w4q::pipeline

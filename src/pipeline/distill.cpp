@@ -279,22 +279,33 @@ class Distillation {
   /// What the 16-bit model hands to its head, of all sequences.
   void expect(Progress& progress) {
     const auto table = model::load_embeddings(base_);
+    if (gpu_) gpu_->keep_expected(std::ssize(taken_));
     for (const int64_t i : taken_) {
-      model::embed(config_, table, windows_.window(i), expected_.get(i));
-      expected_.put(i);
+      const auto x = expected_.get(i);
+      model::embed(config_, table, windows_.window(i), x);
+      stays(i) ? gpu_->put_expected(place_of(i), x) : expected_.put(i);
     }
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
       const auto weights = model::load_layer(base_, layer);
       if (gpu_) gpu_->load_teacher(weights);
       for (const int64_t i : taken_) {
-        const auto x = expected_.get(i);
-        gpu_ ? gpu_->teach(x) : decoder_.run(weights, memories_.layer(layer), x);
-        expected_.put(i);
+        const auto x = expected(i);
+        gpu_ ? gpu_->teach(place_of(i), x) : decoder_.run(weights, memories_.layer(layer), x);
+        if (!stays(i)) expected_.put(i);
         check_interrupt();
       }
       progress.advance(1);
     }
   }
+
+  /// The number of a sequence among those that are taken.
+  int64_t place_of(int64_t sequence) const { return std::ranges::find(taken_, sequence) - taken_.begin(); }
+  /// Whether what is expected of it is on the GPU.
+  bool stays(int64_t sequence) const { return gpu_ != nullptr && place_of(sequence) < gpu_->keeps(); }
+  MatrixView<float> expected(int64_t sequence) {
+    return stays(sequence) ? MatrixView<float>{} : expected_.get(sequence);
+  }
+  DistillCuda::Expected expected_on_gpu(int64_t sequence) { return {place_of(sequence), expected(sequence)}; }
 
   /// Inputs of all layers, and behind the last, of these sequences.
   void forward(std::span<const int64_t> sequences) {
@@ -323,7 +334,7 @@ class Distillation {
     for (const int64_t sequence : sequences_.held) {
       if (gpu_) {
         forward_on_gpu(std::span(&sequence, 1));
-        sum += gpu_->divergence(expected_.get(sequence));
+        sum += gpu_->divergence(expected_on_gpu(sequence));
         continue;
       }
       forward(std::span(&sequence, 1));
@@ -352,7 +363,8 @@ class Distillation {
   void look_on_gpu(std::span<const int64_t> sequences) {
     put_norms();
     forward_on_gpu(sequences);
-    for (size_t s = 0; s < sequences.size(); ++s) check_finite(gpu_->back(s, expected_.get(sequences[s])));
+    for (size_t s = 0; s < sequences.size(); ++s) check_finite(gpu_->loss(s, expected_on_gpu(sequences[s])));
+    gpu_->back(sequences.size());
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
       const auto& weights = student_.layer(layer);
       for (const auto& norm : weights.plan.norms()) {

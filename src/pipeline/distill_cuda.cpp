@@ -1,5 +1,6 @@
 #include "pipeline/distill_cuda.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -14,6 +15,13 @@
 namespace w4q::pipeline {
 
 using decoder_cuda::Decoded;
+
+namespace {
+
+/// What layers, heads and steps take beside the states that stay.
+constexpr int64_t steps_memory = int64_t{6} << 30;
+
+}  // namespace
 
 bool DistillCuda::takes(const model::ModelConfig& config) { return decoder_cuda::CudaLayerGradient::takes(config); }
 
@@ -37,6 +45,14 @@ struct DistillCuda::Impl {
     ring.copy(reinterpret_cast<std::byte*>(to), std::as_bytes(std::span(rows.data, static_cast<size_t>(values))));
   }
 
+  /// Where a sequence as the 16-bit model sees it stays; null: nowhere.
+  float* kept(int64_t sequence) { return sequence < keeps ? expected_states.as<float>() + sequence * values : nullptr; }
+  const float* place(const Expected& wanted) {
+    if (const float* const there = kept(wanted.sequence)) return there;
+    put(wanted.rows, expected.as<float>());
+    return expected.as<float>();
+  }
+
   /// Adds what a norm has seen to its sums.
   void see(const model::PlannedNorm& norm, const float* x, const float* gradient, int64_t rows) {
     const auto bytes = static_cast<size_t>(norm.size) * sizeof(double);
@@ -44,6 +60,12 @@ struct DistillCuda::Impl {
     if (first) found->second.fill(0, work->stream);
     kernels::norm_weight_gradient_cuda({x, nullptr, static_cast<float>(config.rms_norm_eps), rows, norm.size}, gradient,
                                        work->rows.get<float>(rows), found->second.as<double>(), work->stream);
+  }
+
+  decoder_cuda::CudaNormObserver observer() {
+    return [this](const model::PlannedNorm& norm, const float* x, const float* gradient, int64_t rows) {
+      see(norm, x, gradient, rows);
+    };
   }
 
   const std::shared_ptr<quantize::CudaWork> work;
@@ -55,7 +77,8 @@ struct DistillCuda::Impl {
   std::vector<decoder_cuda::DecodedLayer> layers;
   decoder_cuda::DecodedLayer teacher_layer;
   std::optional<decoder_cuda::CudaLossGradient> teacher, student;
-  device::DeviceBuffer states, expected;
+  device::DeviceBuffer states, expected, expected_states;
+  int64_t keeps = 0;
   std::map<std::string, device::DeviceBuffer> sums;
 };
 
@@ -87,8 +110,22 @@ void DistillCuda::load_teacher(const model::LayerWeights& weights) {
   impl_->teacher_layer = decoder_cuda::decode_layer(weights, Decoded::f32, impl_->length, impl_->ring);
 }
 
-void DistillCuda::teach(MatrixView<float> x) {
+void DistillCuda::keep_expected(int64_t count) {
   Impl& impl = *impl_;
+  const int64_t each = impl.values * int64_t{sizeof(float)};
+  impl.keeps = std::clamp<int64_t>((impl.work->context.budget_bytes() - steps_memory) / each, 0, count);
+  impl.expected_states = device::DeviceBuffer(impl.work->context, static_cast<size_t>(impl.keeps * each));
+}
+
+int64_t DistillCuda::keeps() const noexcept { return impl_->keeps; }
+
+void DistillCuda::put_expected(int64_t sequence, MatrixView<const float> embedded) {
+  impl_->put(embedded, impl_->kept(sequence));
+}
+
+void DistillCuda::teach(int64_t sequence, MatrixView<float> x) {
+  Impl& impl = *impl_;
+  if (float* const there = impl.kept(sequence)) return impl.walk.forward(impl.teacher_layer, there);
   impl.put(x, impl.expected.as<float>());
   impl.walk.forward(impl.teacher_layer, impl.expected.as<float>());
   impl.fetched(impl.expected.data(), std::as_writable_bytes(std::span(x.data, static_cast<size_t>(impl.values))));
@@ -100,6 +137,7 @@ void DistillCuda::forward(size_t count) {
   Impl& impl = *impl_;
   impl.teacher_layer = {};
   for (int64_t layer = 0; layer < impl.config.layers; ++layer) {
+    impl.walk.enter(impl.layers[static_cast<size_t>(layer)]);
     for (size_t s = 0; s < count; ++s) {
       float* const to = impl.state(layer + 1, s);
       device::copy(device::Way::on_gpu, to, impl.state(layer, s), static_cast<size_t>(impl.values) * sizeof(float),
@@ -110,25 +148,27 @@ void DistillCuda::forward(size_t count) {
   impl.work->stream.synchronize();
 }
 
-double DistillCuda::divergence(MatrixView<const float> expected) {
+double DistillCuda::divergence(const Expected& expected) {
   Impl& impl = *impl_;
-  impl.put(expected, impl.expected.as<float>());
-  return impl.student->run(*impl.teacher, impl.expected.as<float>(), impl.state(impl.config.layers, 0), false, {});
+  return impl.student->run(*impl.teacher, impl.place(expected), impl.state(impl.config.layers, 0), false, {});
 }
 
-double DistillCuda::back(size_t index, MatrixView<const float> expected) {
+double DistillCuda::loss(size_t index, const Expected& expected) {
   Impl& impl = *impl_;
-  impl.put(expected, impl.expected.as<float>());
-  const auto see = [&](const model::PlannedNorm& norm, const float* x, const float* gradient, int64_t rows) {
-    impl.see(norm, x, gradient, rows);
-  };
-  float* const gradient = impl.state(impl.config.layers, index);
-  const double loss = impl.student->run(*impl.teacher, impl.expected.as<float>(), gradient, true, see);
+  return impl.student->run(*impl.teacher, impl.place(expected), impl.state(impl.config.layers, index), true,
+                           impl.observer());
+}
+
+void DistillCuda::back(size_t count) {
+  Impl& impl = *impl_;
   for (int64_t layer = impl.config.layers; layer-- > 0;) {
-    impl.walk.run(impl.layers[static_cast<size_t>(layer)], impl.state(layer, index), gradient, {}, see);
+    const decoder_cuda::DecodedLayer& own = impl.layers[static_cast<size_t>(layer)];
+    impl.walk.enter(own);
+    for (size_t s = 0; s < count; ++s) {
+      impl.walk.run(own, impl.state(layer, s), impl.state(impl.config.layers, s), {}, impl.observer());
+    }
   }
   impl.work->stream.synchronize();
-  return loss;
 }
 
 std::vector<double> DistillCuda::take_sums(const model::PlannedNorm& norm) {

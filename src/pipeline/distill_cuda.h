@@ -38,17 +38,29 @@ class DistillCuda {
   void put_norms(int64_t layer, const model::LayerWeights& weights);
   void put_final_norm(std::span<const float> weights);
 
-  /// x [length, hidden] goes through a layer of the 16-bit model.
+  /// Of `count` sequences as the 16-bit model sees them the first keeps() stay on the GPU from put_expected() on; the
+  /// views of these are not looked at below.
+  void keep_expected(int64_t count);
+  int64_t keeps() const noexcept;
+  void put_expected(int64_t sequence, MatrixView<const float> embedded);
+
+  /// x [length, hidden], of such a sequence, goes through a layer of the 16-bit model.
   void load_teacher(const model::LayerWeights& weights);
-  void teach(MatrixView<float> x);
+  void teach(int64_t sequence, MatrixView<float> x);
 
   /// Embedded sequence `index`, and the way forth of the first `count`.
   void put(size_t index, MatrixView<const float> embedded);
   void forward(size_t count);
-  /// KL of sequence 0, and of one whose norms' gradients are then among the sums; `expected` is what the 16-bit model
-  /// hands to its head.
-  double divergence(MatrixView<const float> expected);
-  double back(size_t index, MatrixView<const float> expected);
+  /// What the 16-bit model hands to its head: of a sequence as teach() left it, or `rows`.
+  struct Expected {
+    int64_t sequence = 0;
+    MatrixView<const float> rows;
+  };
+  /// KL of sequence 0, or of one that goes back() then.
+  double divergence(const Expected& expected);
+  double loss(size_t index, const Expected& expected);
+  /// The way back of the first `count`: then gradients of all norms are among the sums.
+  void back(size_t count);
   /// Σ gradient · x̂ since the last time.
   std::vector<double> take_sums(const model::PlannedNorm& norm);
 

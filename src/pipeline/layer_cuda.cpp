@@ -1,9 +1,14 @@
 #include "pipeline/layer_cuda.h"
 
+#include <algorithm>
+#include <functional>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "core/error.h"
+#include "core/lanes.h"
+#include "core/stopwatch.h"
 #include "quantize/group_cuda.h"
 
 namespace w4q::pipeline {
@@ -19,8 +24,15 @@ std::vector<quantize::GroupCuda::Member> members_of(std::span<const size_t> line
 }  // namespace
 
 struct LayerCuda::Impl {
-  std::shared_ptr<quantize::CudaWork> work;
+  std::vector<std::shared_ptr<quantize::CudaWork>> lanes;
+  std::mutex mutex;  ///< guards the map, not what stands in it
   std::map<size_t, quantize::GroupCuda> groups;
+
+  quantize::CudaWork& work(size_t group) { return *lanes[group % lanes.size()]; }
+  quantize::GroupCuda& at(size_t group) {
+    const std::lock_guard lock(mutex);
+    return groups.at(group);
+  }
 };
 
 bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options) {
@@ -33,60 +45,102 @@ bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOpt
   return scheme.family == formats::SchemeFamily::integer || !options.steps.awq_clips();
 }
 
-LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork> work) : impl_(std::make_unique<Impl>()) {
-  impl_->work = std::move(work);
+LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork> work, size_t lanes) : impl_(std::make_unique<Impl>()) {
+  impl_->lanes.push_back(std::move(work));
+  while (impl_->lanes.size() < lanes) {
+    impl_->lanes.push_back(std::make_shared<quantize::CudaWork>(impl_->lanes.front()->context));
+  }
 }
-LayerCuda::~LayerCuda() { impl_->work->release(); }
+LayerCuda::~LayerCuda() { impl_->lanes.front()->release(); }
 
 void LayerCuda::add_group(size_t group, const quantize::InputStatistics& statistics) {
-  auto gram = statistics.gpu_gram != nullptr ? statistics.gpu_gram
-                                             : std::make_shared<quantize::GramCuda>(*impl_->work, statistics);
-  impl_->groups.try_emplace(group, *impl_->work, std::move(gram));
+  auto& work = impl_->work(group);
+  auto gram = statistics.gpu_gram;
+  if (gram == nullptr) gram = std::make_shared<quantize::GramCuda>(work, statistics);
+  gram->use(work);
+  const std::lock_guard lock(impl_->mutex);
+  impl_->groups.try_emplace(group, work, std::move(gram));
 }
 
 void LayerCuda::follow(size_t group, const quantize::InputPair& pair) {
   ensure(pair.quantized.gpu_gram != nullptr && pair.gpu_drift != nullptr, "LayerCuda: inputs that are not on the GPU");
-  impl_->groups.at(group).follow(pair.quantized.gpu_gram, std::move(*pair.gpu_drift));
+  impl_->at(group).follow(pair.quantized.gpu_gram, std::move(*pair.gpu_drift));
 }
 
 LayerCuda::Measured LayerCuda::add(size_t group, const TensorView& weight, const formats::Scheme& scheme,
                                    const quantize::QuantizeOptions& options) {
-  const auto measured = impl_->groups.at(group).add(weight, scheme, options);
+  const auto measured = impl_->at(group).add(weight, scheme, options);
   return {measured.power, measured.plain};
 }
 
 quantize::AwqScales LayerCuda::search(size_t group, const quantize::AwqInput& input, double plain_error,
                                       const formats::InputRotation* rotation) {
-  return impl_->groups.at(group).search(input, plain_error, rotation);
+  return impl_->at(group).search(input, plain_error, rotation);
 }
 
-void LayerCuda::rotate(size_t group, const formats::InputRotation& rotation) {
-  impl_->groups.at(group).rotate(rotation);
-}
+void LayerCuda::rotate(size_t group, const formats::InputRotation& rotation) { impl_->at(group).rotate(rotation); }
 
-void LayerCuda::scale(size_t group, std::span<const float> scales) { impl_->groups.at(group).scale(scales); }
+void LayerCuda::scale(size_t group, std::span<const float> scales) { impl_->at(group).scale(scales); }
 
 quantize::SharedTable LayerCuda::learn_table(size_t group, std::span<const size_t> linears,
                                              std::span<const std::span<const float>> divisors,
                                              const quantize::QuantizeOptions& options) {
-  return impl_->groups.at(group).learn_table(members_of(linears, divisors), options);
+  return impl_->at(group).learn_table(members_of(linears, divisors), options);
 }
 
 void LayerCuda::round_together(std::span<const Part> parts, const quantize::QuantizeOptions& options) {
   std::vector<quantize::GroupCuda::Part> own;
   for (const Part& part : parts) {
-    own.push_back({&impl_->groups.at(part.group), members_of(part.linears, part.divisors)});
+    own.push_back({&impl_->at(part.group), members_of(part.linears, part.divisors)});
   }
   quantize::GroupCuda::round_together(own, options);
 }
 
-LayerCuda::Packed LayerCuda::pack(size_t group, size_t linear, const quantize::QuantizeOptions& options,
-                                  std::span<const float> divisors, std::span<const float> output_costs) {
-  quantize::GroupCuda& own = impl_->groups.at(group);
-  auto packed = own.pack(linear, options, {divisors, output_costs});
-  return {std::move(packed.result), packed.error, own.damping(linear)};
+namespace {
+
+/// So many linears of a group at once: q, k and v.
+constexpr size_t most_lanes = 3;
+
+/// How many of `wanted` fit beside each other into what is free, of which some is left for what allocations do not fill.
+size_t lanes_for(const quantize::GroupCuda& group, std::span<const LayerCuda::Wanted> wanted, int64_t free_bytes) {
+  std::vector<int64_t> bytes;
+  for (const auto& one : wanted) bytes.push_back(group.packing_bytes(one.linear, {one.divisors, one.output_costs}));
+  std::ranges::sort(bytes, std::greater<>());
+  size_t lanes = 0;
+  for (int64_t left = free_bytes / 5 * 4; lanes < std::min(bytes.size(), most_lanes); ++lanes) {
+    if (bytes[lanes] > left) break;
+    left -= bytes[lanes];
+  }
+  return std::max<size_t>(1, lanes);
 }
 
-void LayerCuda::drop(size_t group) { impl_->groups.erase(group); }
+}  // namespace
+
+void LayerCuda::pack(size_t group, std::span<const Wanted> wanted, const std::function<void(size_t, Packed)>& done) {
+  quantize::GroupCuda& own = impl_->at(group);
+  quantize::CudaWork& work = impl_->work(group);
+  size_t lanes = 1;
+  if (impl_->lanes.size() == 1) {
+    std::vector<size_t> linears;
+    for (const Wanted& one : wanted) linears.push_back(one.linear);
+    own.prepare(linears, wanted.front().options);
+    lanes = lanes_for(own, wanted, work.context.free_bytes());
+  }
+  std::vector<std::unique_ptr<quantize::CudaWork>> others;
+  while (others.size() + 1 < lanes) others.push_back(std::make_unique<quantize::CudaWork>(work.context));
+  run_lanes(lanes, wanted.size(), [&](size_t lane, size_t at) {
+    const Wanted& one = wanted[at];
+    const Stopwatch watch;
+    quantize::CudaWork& with = lane == 0 ? work : *others[lane - 1];
+    auto packed = own.pack(with, one.linear, one.options, {one.divisors, one.output_costs});
+    done(at, {std::move(packed.result), packed.error, own.damping(one.linear), watch.seconds()});
+  });
+}
+
+void LayerCuda::drop(size_t group) {
+  std::unique_lock lock(impl_->mutex);
+  const auto dropped = impl_->groups.extract(group);
+  lock.unlock();  // giving memory back takes a while
+}
 
 }  // namespace w4q::pipeline

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,7 +27,9 @@ class LayerCuda {
   /// Whether the GPU has a way for a scheme under these options.
   static bool takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options);
 
-  explicit LayerCuda(std::shared_ptr<quantize::CudaWork> work);
+  /// Group g belongs to lane g mod `lanes`: groups of several lanes may be worked on at the same time, a thread for each
+  /// lane, all but follow() and round_together().
+  explicit LayerCuda(std::shared_ptr<quantize::CudaWork> work, size_t lanes = 1);
   ~LayerCuda();
 
   /// Group `group`: linears that read this input. A Gram matrix that stands on the GPU is used up. Throws device when
@@ -61,14 +64,21 @@ class LayerCuda {
   /// As GroupCuda::round_together.
   void round_together(std::span<const Part> parts, const quantize::QuantizeOptions& options);
 
+  struct Wanted {
+    size_t linear = 0;
+    quantize::QuantizeOptions options = {};
+    std::span<const float> divisors = {}, output_costs = {};
+  };
   struct Packed {
     quantize::QuantizeResult result;
     double error = 0;
     double damping = 0;  ///< that feedback needed
+    double seconds = 0;
   };
-  /// As GroupCuda::pack.
-  Packed pack(size_t group, size_t linear, const quantize::QuantizeOptions& options, std::span<const float> divisors,
-              std::span<const float> output_costs);
+  /// As GroupCuda::pack, of linears of a group: where groups have one lane several at once, on streams and in threads of
+  /// their own, as far as memory suffices; most of what one waits for is the launch before. `done` is called in these threads with the place among
+  /// `wanted`. The bytes are those of one after the other.
+  void pack(size_t group, std::span<const Wanted> wanted, const std::function<void(size_t at, Packed packed)>& done);
   /// Gives back the memory of a group.
   void drop(size_t group);
 

@@ -1,6 +1,8 @@
 // Linear layers of a decoder layer that read the same input are calibrated together.
 #pragma once
 
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "formats/rotation.h"
@@ -16,5 +18,8 @@ formats::Rotation run_time_rotation(const quantize::QuantizeOptions& options, co
 
 /// What calibration knows of one layer: the inputs of its groups (model::input_groups), in the same order.
 using LayerStatistics = std::vector<quantize::InputStatistics>;
+
+/// Linears that have other weights than when their layer was looked at before; nothing: any may.
+using ChangedLinears = std::optional<std::vector<std::string>>;
 
 }  // namespace w4q::pipeline

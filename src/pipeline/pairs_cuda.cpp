@@ -10,9 +10,9 @@ namespace {
 
 const decoder_cuda::CudaObserver nobody;
 
-/// Sees the inputs of one group, and how many rows came before.
+/// Sees the inputs of one group, and how many rows came before; nothing behind it is run unless that `goes_on`.
 template <class See>
-decoder_cuda::CudaObserver observe(const std::string& group, int64_t& seen, const See& see) {
+decoder_cuda::CudaObserver observe(const std::string& group, int64_t& seen, bool goes_on, const See& see) {
   decoder_cuda::CudaObserver observer;
   observer.linear_input = [&group, &seen, see](std::span<const std::string> linears,
                                                const decoder_cuda::CudaMatrix& input) {
@@ -20,66 +20,56 @@ decoder_cuda::CudaObserver observe(const std::string& group, int64_t& seen, cons
     see(static_cast<const __half*>(input.data), input.rows);
     seen += input.rows;
   };
+  if (!goes_on) {
+    observer.ends_there = [&group](std::span<const std::string> linears) { return linears.front() == group; };
+  }
   return observer;
 }
 
 }  // namespace
 
 PairsCuda::PairsCuda(quantize::CudaWork& work, const model::ModelConfig& config, const CalibrationShape& shape,
-                     const ResidentWindows& windows)
+                     const PairedChunks& chunks)
     : work_(work),
       shape_(shape),
-      windows_(windows),
+      chunks_(chunks),
       window_values_(shape.length * config.hidden_size),
-      plain_(config, shape.length, windows.batch, work.stream),
-      quantized_(config, shape.length, windows.batch, work.stream),
-      scratch_(work.context, static_cast<size_t>(windows.batch * window_values_) * sizeof(float)) {}
+      plain_(config, shape.length, chunks.batch, work.stream),
+      quantized_(config, shape.length, chunks.batch, work.stream),
+      scratch_(work.context, static_cast<size_t>(chunks.batch * window_values_) * sizeof(float)) {}
 
 void PairsCuda::begin(const model::LayerWeights& plain) {
   plain_.load(plain);
   loaded_ = false;
-  done_ = 0;
+  plain_done_ = done_ = 0;
+  last_groups_.clear();
+  for (const auto& block : plain.plan.blocks) last_groups_.push_back(block.groups.back().name());
 }
 
 void PairsCuda::take(const PairedStates& states) {
-  if (states.changed || !loaded_) quantized_.load(states.quantized);
+  if (!loaded_ || !states.changed) {
+    quantized_.load(states.quantized);
+  } else if (!states.changed->empty()) {
+    quantized_.reload(states.quantized, *states.changed);
+  }
   loaded_ = true;
 }
 
 void PairsCuda::for_batches(const PairedStates& states, const Visit& visit) {
-  for (int64_t first = 0; first < windows_.resident; first += windows_.batch) {
-    const int64_t at = first * window_values_;
-    visit({windows_.plain + at, windows_.quantized + at, std::min(windows_.batch, windows_.resident - first)});
+  for (int64_t chunk = 0; chunk < chunks_.plain.count(); ++chunk) {
+    float* const plain = chunks_.plain.load(chunk, states.plain_others);
+    float* const quantized = chunks_.quantized.load(chunk, states.quantized_others);
+    visit({plain, quantized, chunks_.plain.windows(chunk)});
+    chunks_.plain.store(chunk, plain, states.plain_others);
+    chunks_.quantized.store(chunk, quantized, states.quantized_others);
     work_.stream.synchronize();
-    check_interrupt();
-  }
-  if (windows_.resident < shape_.samples) for_others(states, visit);
-}
-
-void PairsCuda::for_others(const PairedStates& states, const Visit& visit) {
-  const auto bytes = static_cast<size_t>(window_values_) * sizeof(float);
-  device::DeviceBuffer plain(work_.context, bytes), quantized(work_.context, bytes);
-  const auto host = [&](MatrixView<float> hidden) {
-    return std::as_writable_bytes(std::span(hidden.data, static_cast<size_t>(window_values_)));
-  };
-  for (int64_t i = 0; i < shape_.samples - windows_.resident; ++i) {
-    const auto plain_host = host(states.plain_others.get(i)), quantized_host = host(states.quantized_others.get(i));
-    plain.upload(plain_host, work_.stream);
-    quantized.upload(quantized_host, work_.stream);
-    visit({plain.as<float>(), quantized.as<float>(), 1});
-    plain.download(plain_host, work_.stream);
-    quantized.download(quantized_host, work_.stream);
-    work_.stream.synchronize();
-    states.plain_others.put(i);
-    states.quantized_others.put(i);
     check_interrupt();
   }
 }
 
 void PairsCuda::advance(const Batch& batch, size_t end) {
-  if (done_ >= end) return;
-  plain_.run_blocks(batch.plain, batch.windows, done_, end, nobody);
-  quantized_.run_blocks(batch.quantized, batch.windows, done_, end, nobody);
+  if (plain_done_ < end) plain_.run_blocks(batch.plain, batch.windows, plain_done_, end, nobody);
+  if (done_ < end) quantized_.run_blocks(batch.quantized, batch.windows, done_, end, nobody);
 }
 
 float* PairsCuda::copy(const float* hidden, int64_t windows) {
@@ -92,25 +82,29 @@ quantize::InputPair PairsCuda::pair(const model::InputGroup& group, size_t block
                                     bool keep) {
   take(states);
   quantize::InputPairCuda sums(work_, group.width);
-  const int64_t rows = windows_.batch * shape_.length;
+  const int64_t rows = chunks_.batch * shape_.length;
   captured_ = device::DeviceBuffer(work_.context, static_cast<size_t>(rows * group.width) * sizeof(__half));
   auto* const captured = captured_.as<__half>();
+  // What the model as it is does behind a block's last group does not wait for what is made of it.
+  const bool goes_on = last_groups_[block] == group.name();
   for_batches(states, [&](const Batch& batch) {
     advance(batch, block);
     int64_t seen = 0, met = 0;
-    const auto keep_plain = observe(group.name(), seen, [&](const __half* input, int64_t count) {
+    const auto keep_plain = observe(group.name(), seen, goes_on, [&](const __half* input, int64_t count) {
       ensure(seen + count <= rows, "calibration: inputs of another shape");
       device::copy(device::Way::on_gpu, captured + seen * group.width, input,
                    static_cast<size_t>(count * group.width) * sizeof(__half), work_.stream, "copying inputs");
     });
-    const auto add = observe(group.name(), met, [&](const __half* input, int64_t count) {
+    const auto add = observe(group.name(), met, false, [&](const __half* input, int64_t count) {
       ensure(met + count <= seen, "calibration: inputs of another shape");
       sums.add_rows(captured + met * group.width, input, count);
     });
-    plain_.run_blocks(copy(batch.plain, batch.windows), batch.windows, block, block + 1, keep_plain);
+    float* const plain = goes_on ? batch.plain : copy(batch.plain, batch.windows);
+    plain_.run_blocks(plain, batch.windows, block, block + 1, keep_plain);
     quantized_.run_blocks(copy(batch.quantized, batch.windows), batch.windows, block, block + 1, add);
     ensure(seen == batch.windows * shape_.length && met == seen, "calibration: inputs of another length");
   });
+  plain_done_ = std::max(plain_done_, goes_on ? block + 1 : block);
   done_ = std::max(done_, block);
   captured_ = device::DeviceBuffer();
   auto result = keep ? sums.keep(group.name()) : sums.download(group.name());
@@ -122,6 +116,7 @@ void PairsCuda::finish(const PairedStates& states) {
   take(states);
   const size_t end = plain_.blocks();
   for_batches(states, [&](const Batch& batch) { advance(batch, end); });
+  plain_done_ = done_ = end;
   plain_.release();
   quantized_.release();
 }

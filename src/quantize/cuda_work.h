@@ -3,12 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "device/buffer.h"
 #include "device/copy.h"
 #include "device/cublas.h"
+#include "device/send.h"
 #include "device/stream.h"
 
 namespace w4q::quantize {
@@ -43,18 +45,17 @@ struct CudaWork {
   CudaRoom columns{context};  ///< a few vectors of k, of n or of blocks
   CudaRoom rows{context};
   CudaRoom sums{context};
+  device::Send send{stream};
 
   explicit CudaWork(device::Context& context_) : context(context_) {}
   /// On somebody else's stream.
   explicit CudaWork(device::Stream theirs) : context(theirs.context()), stream(std::move(theirs)) {}
 
-  /// Copies of host values that are ready when this returns.
+  /// Copies of host values, which may go when this returns; ready for what is queued from then on.
   template <class T>
   T* put(CudaRoom& room, const T* values, int64_t count) {
     T* const device = room.get<T>(count);
-    device::copy(device::Way::to_gpu, device, values, static_cast<size_t>(count) * sizeof(T), stream,
-                 "copying to the GPU");
-    stream.synchronize();
+    send(device, std::as_bytes(std::span(values, static_cast<size_t>(count))));
     return device;
   }
   template <class T>

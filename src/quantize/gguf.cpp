@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "quantize/error_factor.h"
 #include "quantize/feedback_rows.h"
+#include "quantize/gguf_exact.h"
 #include "quantize/gguf_panel.h"
 #include "quantize/source_matrix.h"
 
@@ -55,6 +56,23 @@ std::vector<float> relative(std::span<const float> importance, int64_t k) {
     result[c] = std::max(share, least_importance);
   }
   return result;
+}
+
+/// Rows of a panel whose values such blocks hold already, as those of a file that was decoded, keep them.
+void keep_exact(const GgufForm& form, const float* values, int64_t count, GgufPanelScales& scales) {
+  std::array<float, formats::widest_gguf_block> row{};
+  const auto block = static_cast<size_t>(form.block);
+  const auto part = static_cast<size_t>(form.part);
+  for (int64_t r = 0; form.nests() && r < count; ++r) {
+    const auto gather = [&](size_t begin, size_t end) {
+      for (size_t c = begin; c < end; ++c) row[c] = values[c * panel_rows + static_cast<size_t>(r)];
+    };
+    gather(0, part);
+    if (!may_be_exact(form, std::span(row).first(part))) continue;
+    gather(part, block);
+    const auto exact = exact_gguf_scales(form, std::span(row).first(block));
+    if (exact) scales.set_row(form, static_cast<int>(r), *exact);
+  }
 }
 
 /// Blocks go where they belong: row by row.
@@ -106,6 +124,7 @@ class PlainPanel {
       for (int64_t c = 0; c < form_.block; ++c) values_[static_cast<size_t>(c * panel_rows + r)] = row[c];
     }
     search_gguf_scales(form_, values_.data(), importance_.data() + begin, scales_);
+    keep_exact(form_, values_.data(), count, scales_);
     round_gguf_columns(form_, scales_, {form_.block, parts_.data(), values_.data(), values_.data(), nullptr, 0},
                        levels_.data(), errors_.data());
     for (int64_t r = 0; r < count; ++r) {
@@ -169,6 +188,7 @@ class GgufFeedback final : public BlockFeedback {
       }
     }
     search_gguf_scales(form_, work->values.data(), work->importance.data(), work->scales);
+    keep_exact(form_, work->values.data(), part.count, work->scales);
     for (int64_t c = 0; c < form_.block; c += coupled_columns) {
       const MatrixView<float> some(targets.data + c, targets.rows, coupled_columns, targets.stride);
       rows.move(part, some, begin, begin + c, begin + c);

@@ -512,6 +512,15 @@ formats::GgufScales GgufPanelScales::row(const formats::GgufForm& form, int row)
   return result;
 }
 
+void GgufPanelScales::set_row(const formats::GgufForm& form, int row, const formats::GgufScales& from) {
+  const auto r = static_cast<size_t>(row);
+  d[r] = from.d, d_minimum[r] = from.d_minimum;
+  for (size_t j = 0; j < static_cast<size_t>(form.parts()); ++j) {
+    scales[j][r] = static_cast<float>(from.scales[j]), minimums[j][r] = static_cast<float>(from.minimums[j]);
+    steps[j][r] = from.d * scales[j][r], offsets[j][r] = from.d_minimum * minimums[j][r];
+  }
+}
+
 void search_gguf_scales(const formats::GgufForm& form, const float* values, const float* importance,
                         GgufPanelScales& out) {
   HWY_DYNAMIC_DISPATCH(search_gguf)(form, trial_of(form), values, importance, out);

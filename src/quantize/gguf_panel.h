@@ -19,6 +19,7 @@ struct GgufPanelScales {
   alignas(64) std::array<Lanes, formats::most_gguf_parts> steps{}, offsets{};    ///< what they stand for
 
   formats::GgufScales row(const formats::GgufForm& form, int row) const;
+  void set_row(const formats::GgufForm& form, int row, const formats::GgufScales& scales);
 };
 
 /// Chooses the scales of one block of sixteen rows: for every part the step and the offset with the least Σ_c

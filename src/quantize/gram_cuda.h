@@ -26,9 +26,13 @@ class GramCuda {
   GramCuda(CudaWork& work, std::span<const float> triangle, int64_t width);
   /// A matrix that stands on the CPU.
   GramCuda(CudaWork& work, MatrixView<const float> gram);
+  /// That of `other`, which outlives it, for work on another stream.
+  GramCuda(CudaWork& work, const GramCuda& other) : work_(&work), width_(other.width_), elsewhere_(other.data()) {}
 
   int64_t width() const noexcept { return width_; }
-  const float* data() const noexcept { return matrix_.as<float>(); }
+  const float* data() const noexcept { return elsewhere_ != nullptr ? elsewhere_ : matrix_.as<float>(); }
+  /// Everything from now on is done on the stream of `work`; what was asked for before is done.
+  void use(CudaWork& work) noexcept { work_ = &work; }
   /// For inputs that are divided by `scales`.
   void divide(std::span<const float> scales);
   /// R · G · Rᵀ, for inputs that are rotated.
@@ -49,9 +53,10 @@ class GramCuda {
   template <class T>
   void expand(const T* triangle, double scale);
 
-  CudaWork& work_;
+  CudaWork* work_;
   int64_t width_;
   device::DeviceBuffer matrix_;
+  const float* elsewhere_ = nullptr;
 };
 
 }  // namespace w4q::quantize

@@ -118,6 +118,32 @@ struct OutputCosts {
 
 }  // namespace
 
+namespace {
+
+double damping_of(const Steps& steps) {
+  const Step* step = steps.find(StepKind::feedback);
+  return step != nullptr ? step->damping : Step{}.damping;
+}
+
+}  // namespace
+
+void GroupCuda::prepare(std::span<const size_t> linears, const QuantizeOptions& options) {
+  for (const size_t index : linears) {
+    const Linear& linear = linears_.at(index);
+    feedback(linear, options.steps);
+    if (drift_) factor(linear, damping_of(options.steps));
+  }
+  work_.stream.synchronize();
+}
+
+int64_t GroupCuda::packing_bytes(size_t index, const Rows& rows) const {
+  const auto& [n, k] = std::pair(linears_.at(index).n, linears_.at(index).k);
+  // Targets, errors and what sweeps keep of them; E·Eᵀ; of outputs' costs the matrix, its triangle, its factor and what
+  // that is factored in.
+  const int64_t outputs = rows.costs.empty() ? 0 : n * n * int64_t{sizeof(float)} * 5;
+  return 10 * n * k * int64_t{sizeof(float)} + k * k * int64_t{sizeof(float)} + outputs + (int64_t{512} << 20);
+}
+
 SharedTable GroupCuda::learn_table(std::span<const Member> members, QuantizeOptions options) {
   std::vector<device::DeviceBuffer> divided;
   std::vector<KbitCudaWeight> weights;
@@ -144,29 +170,27 @@ bool GroupCuda::takes_both_sides(const formats::Scheme& scheme) noexcept {
   return takes(scheme) && scheme.block > 0 && scheme.block <= widest_whole_block;
 }
 
-void GroupCuda::follow_inputs(Linear& linear, const Steps& steps) {
+void GroupCuda::follow_inputs(CudaWork& work, Linear& linear, const Steps& steps) {
   if (!drift_) return;
-  const Step* step = steps.find(StepKind::feedback);
-  follow_inputs_cuda(work_, linear.weight.as<float>(), linear.n, *drift_, *gram_,
-                     factor(linear, step ? step->damping : Step{}.damping));
+  const GramCuda gram(work, *gram_);
+  follow_inputs_cuda(work, linear.weight.as<float>(), linear.n, *drift_, gram, factor(linear, damping_of(steps)));
 }
 
-void GroupCuda::divide_rows(Linear& linear, std::span<const float> divisors) {
+void GroupCuda::divide_rows(CudaWork& work, Linear& linear, std::span<const float> divisors) {
   if (divisors.empty()) return;
-  linear.kept = device::DeviceBuffer(work_.context, linear.weight.size());
-  device::copy(device::Way::on_gpu, linear.kept.data(), linear.weight.data(), linear.kept.size(), work_.stream,
+  linear.kept = device::DeviceBuffer(work.context, linear.weight.size());
+  device::copy(device::Way::on_gpu, linear.kept.data(), linear.weight.data(), linear.kept.size(), work.stream,
                "copying weights");
-  divide_rows_cuda(work_, linear.weight.as<float>(), linear.n, linear.k,
-                   work_.put(work_.rows, divisors.data(), linear.n));
+  divide_rows_cuda(work, linear.weight.as<float>(), linear.n, linear.k, work.put(work.rows, divisors.data(), linear.n));
 }
 
-TrellisCudaWeight GroupCuda::ready(const Member& member, const Steps& steps) {
+TrellisCudaWeight GroupCuda::ready(CudaWork& work, const Member& member, const Steps& steps) {
   Linear& linear = linears_.at(member.index);
-  follow_inputs(linear, steps);
-  divide_rows(linear, member.divisors);
+  follow_inputs(work, linear, steps);
+  divide_rows(work, linear, member.divisors);
   const auto* values = linear.weight.as<float>();
   linear.rounded =
-      allocate_trellis(linear.scheme, linear.n, linear.k, trellis_sizes_cuda(work_, values, linear.n, linear.k));
+      allocate_trellis(linear.scheme, linear.n, linear.k, trellis_sizes_cuda(work, values, linear.n, linear.k));
   return {values, &*linear.rounded};
 }
 
@@ -197,70 +221,74 @@ void GroupCuda::round_together(std::span<const Part> parts, const QuantizeOption
   std::vector<TrellisCudaInput> inputs;
   for (const Input& input : wanted) {
     TrellisCudaInput& ready = inputs.emplace_back();
-    for (const Member& member : input.members) ready.weights.push_back(input.group->ready(member, options.steps));
+    for (const Member& member : input.members)
+      ready.weights.push_back(input.group->ready(input.group->work_, member, options.steps));
     ready.factor = input.group->feedback(input.group->linears_.at(input.members.front().index), options.steps).factor;
   }
   trellis_feedback_cuda(parts.front().group->work_, inputs);
 }
 
-GroupCuda::Packed GroupCuda::pack_trellis(size_t index, const QuantizeOptions& options, const Rows& rows) {
+GroupCuda::Packed GroupCuda::pack_trellis(CudaWork& work, size_t index, const QuantizeOptions& options,
+                                          const Rows& rows) {
   Linear& linear = linears_.at(index);
+  const GramCuda gram(work, *gram_);
   if (!linear.rounded) {
-    const TrellisCudaWeight weight = ready({index, rows.divisors}, options.steps);
+    const TrellisCudaWeight weight = ready(work, {index, rows.divisors}, options.steps);
     if (const ErrorFactorCuda* factor = feedback(linear, options.steps).factor) {
       const TrellisCudaInput alone{{weight}, factor};
-      trellis_feedback_cuda(work_, {&alone, 1});
+      trellis_feedback_cuda(work, {&alone, 1});
     } else {
-      trellis_codes_cuda(work_, weight);
+      trellis_codes_cuda(work, weight);
     }
   }
   Packed packed;
   packed.result.weight = std::move(*linear.rounded);
   packed.result.stats = trellis_stats(packed.result.weight);
   if (options.steps.has(StepKind::fit_norms)) {
-    fit_trellis_scales_cuda(work_, linear.weight.as<float>(), *gram_, norm_damping, packed.result.weight);
+    fit_trellis_scales_cuda(work, linear.weight.as<float>(), gram, norm_damping, packed.result.weight);
   }
   const float* divisors = nullptr;
-  if (!rows.divisors.empty()) divisors = work_.put(work_.rows, rows.divisors.data(), linear.n);
-  auto* const difference = work_.errors.get<float>(linear.n * linear.k);
-  trellis_difference_cuda(work_, packed.result.weight, linear.original(), divisors, difference);
-  packed.error = gram_->error(difference, linear.n);
+  if (!rows.divisors.empty()) divisors = work.put(work.rows, rows.divisors.data(), linear.n);
+  auto* const difference = work.errors.get<float>(linear.n * linear.k);
+  trellis_difference_cuda(work, packed.result.weight, linear.original(), divisors, difference);
+  packed.error = gram.error(difference, linear.n);
   linear.weight = device::DeviceBuffer();
   linear.kept = device::DeviceBuffer();
   return packed;
 }
 
-GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const Rows& row_needs) {
+GroupCuda::Packed GroupCuda::pack(CudaWork& work, size_t index, QuantizeOptions options, const Rows& row_needs) {
   Linear& linear = linears_.at(index);
-  if (linear.scheme.family == SchemeFamily::trellis) return pack_trellis(index, options, row_needs);
+  if (linear.scheme.family == SchemeFamily::trellis) return pack_trellis(work, index, options, row_needs);
   const std::span<const float> row_scales = row_needs.divisors;
+  const GramCuda gram(work, *gram_);
   FeedbackCuda fed_back = feedback(linear, options.steps);
   std::optional<OutputCosts> outputs;
   if (fed_back.factor != nullptr && !row_needs.costs.empty()) {
-    outputs.emplace(work_, row_needs, linear.n, options.steps.find(StepKind::feedback)->damping, linear.name);
+    outputs.emplace(work, row_needs, linear.n, options.steps.find(StepKind::feedback)->damping, linear.name);
     fed_back.across = &outputs->factor;
     fed_back.outputs = {outputs->gram.data(), outputs->ridge};
   }
   auto* const weight = linear.weight.as<float>();
-  follow_inputs(linear, options.steps);
+  follow_inputs(work, linear, options.steps);
   const float* original = weight;
   device::DeviceBuffer kept;
   const bool clips = options.steps.awq_clips();
   if (clips || !row_scales.empty()) {
-    kept = device::DeviceBuffer(work_.context, linear.weight.size());
-    device::copy(device::Way::on_gpu, kept.data(), weight, kept.size(), work_.stream, "copying weights");
+    kept = device::DeviceBuffer(work.context, linear.weight.size());
+    device::copy(device::Way::on_gpu, kept.data(), weight, kept.size(), work.stream, "copying weights");
     original = kept.as<float>();
   }
-  if (clips) search_clip_cuda(work_, view(linear), *gram_);
+  if (clips) search_clip_cuda(work, view(linear), gram);
   const float* rows = nullptr;
   if (!row_scales.empty()) {
-    rows = work_.put(work_.rows, row_scales.data(), linear.n);
-    divide_rows_cuda(work_, weight, linear.n, linear.k, rows);
+    rows = work.put(work.rows, row_scales.data(), linear.n);
+    divide_rows_cuda(work, weight, linear.n, linear.k, rows);
   }
-  const auto mean_squares = gram_->diagonal();
+  const auto mean_squares = gram.diagonal();
   const CalibratedInput input{mean_squares};
   options.input = &input;
-  auto* const difference = work_.errors.get<float>(linear.n * linear.k);
+  auto* const difference = work.errors.get<float>(linear.n * linear.k);
   Packed packed;
   if (linear.scheme.family == SchemeFamily::kbit) {
     const KbitCudaWeight values{.name = linear.name,
@@ -271,13 +299,13 @@ GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const R
                                 .original = original,
                                 .rows = rows,
                                 .difference = difference};
-    packed.result = kbit_cuda(work_, values, linear.scheme, options);
+    packed.result = kbit_cuda(work, values, linear.scheme, options);
   } else {
     packed.result = QuantizeResult{formats::allocate_integer(linear.scheme, linear.n, linear.k), {}};
     packed.result.stats =
-        integer_rows_cuda(work_, weight, fed_back, options.clip(), original, rows, difference, packed.result.weight);
+        integer_rows_cuda(work, weight, fed_back, options.clip(), original, rows, difference, packed.result.weight);
   }
-  packed.error = gram_->error(difference, linear.n);
+  packed.error = gram.error(difference, linear.n);
   linear.weight = device::DeviceBuffer();
   return packed;
 }

@@ -76,8 +76,15 @@ class GroupCuda {
     std::span<const float>
         costs;  ///< for feedback on both sides, Σ g·gᵀ of the outputs: the upper triangle; empty: along k alone
   };
+  /// What packing needs beside a linear itself, for as many linears as may then be packed at once, each with work of its
+  /// own. Not needed otherwise.
+  void prepare(std::span<const size_t> linears, const QuantizeOptions& options);
+  /// What packing a linear takes of GPU memory at most, generously, beside what prepare() made.
+  int64_t packing_bytes(size_t index, const Rows& rows) const;
   /// Packs linear `index`, in the order in which they were added; each once. `options.input` is not looked at: the Gram matrix says what it would.
-  Packed pack(size_t index, QuantizeOptions options, const Rows& rows);
+  Packed pack(size_t index, QuantizeOptions options, const Rows& rows) { return pack(work_, index, options, rows); }
+  /// The same on another stream, once everything that was queued before is done.
+  Packed pack(CudaWork& work, size_t index, QuantizeOptions options, const Rows& rows);
   /// The damping that the factor for linear `index` needed; 0 when there is none.
   double damping(size_t index) const;
 
@@ -96,11 +103,11 @@ class GroupCuda {
   };
 
   AwqCudaLinear view(Linear& linear) const;
-  void follow_inputs(Linear& linear, const Steps& steps);
-  void divide_rows(Linear& linear, std::span<const float> divisors);
+  void follow_inputs(CudaWork& work, Linear& linear, const Steps& steps);
+  void divide_rows(CudaWork& work, Linear& linear, std::span<const float> divisors);
   /// A trellis as it is to be rounded, and planes with its scales.
-  TrellisCudaWeight ready(const Member& member, const Steps& steps);
-  Packed pack_trellis(size_t index, const QuantizeOptions& options, const Rows& rows);
+  TrellisCudaWeight ready(CudaWork& work, const Member& member, const Steps& steps);
+  Packed pack_trellis(CudaWork& work, size_t index, const QuantizeOptions& options, const Rows& rows);
   FeedbackCuda feedback(const Linear& linear, const Steps& steps);
   const ErrorFactorCuda& factor(const Linear& linear, double damping);
 

@@ -111,16 +111,15 @@ __global__ void __launch_bounds__(warps* warp_lanes) encode_kernel(KbitRule rule
   __syncwarp();
   const cuda::KbitBlock block{shared.target[warp], shared.weights[warp], shared.importance[warp], shared.coupling,
                               columns};
-  const uint16_t scale = cuda::ScaleChoice<coupled, bits>(rule, shared.levels, shared.midpoints, block).choose();
-  const auto [error, own, residual] =
-      cuda::trial<coupled, bits>(shared.levels, shared.midpoints, block, cuda::decode_scale(rule, scale), 1.0f);
-  int code = inside ? own : 0;
+  const auto [scale, codes] = cuda::ScaleChoice<coupled, bits>(rule, shared.levels, shared.midpoints, block).choose();
+  int code = inside ? codes.at(lane) : 0;
   int64_t block_index = first / kbit_block;
   if constexpr (coupled) {
     block_index = blocks.columns[first] / kbit_block;
     if (inside) {
       shared.placed[warp][blocks.columns[first + lane] % kbit_block] = static_cast<uint8_t>(code);
-      blocks.errors[row * columns + lane] = residual;
+      blocks.errors[row * columns + lane] =
+          shared.weights[warp][lane] - shared.levels[code] * cuda::decode_scale(rule, scale);
     }
     __syncwarp();
     code = shared.placed[warp][lane];
@@ -172,7 +171,7 @@ void feed_back(CudaWork& work, const KbitRule& rule, Blocks blocks, const float*
   }
 }
 
-/// A cell of feedback on both sides, rounded by its first warp.
+/// A cell of feedback on both sides, rounded by its first warps.
 template <int bits>
 struct KbitCells {
   KbitRule rule;
@@ -182,6 +181,7 @@ struct KbitCells {
     float levels[32], midpoints[32], importance[kbit_block];
     alignas(16) float coupling[kbit_block * kbit_block];
     uint8_t placed[kbit_block];
+    typename cuda::ScaleChoice<true, bits>::Best best;
   };
 
   __device__ void round(Shared& shared, const cuda::Wave& wave, cuda::Cell<kbit_block>& cell, int64_t row, int64_t,
@@ -200,11 +200,18 @@ struct KbitCells {
       shared.coupling[i] = inside ? wave.along[(from + to) * wave.k + from + before] : 0.0f;
     }
     __syncthreads();
-    if (thread >= warp_lanes) return;
     const cuda::KbitBlock block{cell.target, cell.weight, shared.importance, shared.coupling, cols};
-    const uint16_t chosen = cuda::ScaleChoice<true, bits>(rule, shared.levels, shared.midpoints, block).choose();
+    using Choice = cuda::ScaleChoice<true, bits>;
+    Choice choice(rule, shared.levels, shared.midpoints, block);
+    const int warp = thread / warp_lanes;
+    if (warp < Choice::parts) choice.search(warp);
+    if (thread == warp_lanes) shared.best = choice.best();
+    __syncthreads();
+    if (warp > 0) return;
+    choice.take_in(shared.best);
+    const auto [chosen, codes] = choice.settle();
     const float scale = cuda::decode_scale(rule, chosen);
-    const int code = cuda::trial<true, bits>(shared.levels, shared.midpoints, block, scale, 1.0f).code;
+    const int code = codes.at(thread);
     if (thread < cols) {
       cell.value[thread] = shared.levels[code] * scale;
       shared.placed[wave.columns[from + thread] % kbit_block] = static_cast<uint8_t>(code);
@@ -304,10 +311,9 @@ __global__ void __launch_bounds__(warps* warp_lanes)
   __syncwarp();
   const cuda::KbitBlock block{shared.target[warp], shared.target[warp], shared.importance[warp], shared.coupling,
                               unit.count};
-  const uint16_t chosen = cuda::ScaleChoice<true, bits>(rule, shared.levels, shared.midpoints, block).choose();
+  const auto [chosen, found] = cuda::ScaleChoice<true, bits>(rule, shared.levels, shared.midpoints, block).choose();
   const float scale = cuda::decode_scale(rule, chosen);
-  const int code = cuda::trial<true, bits>(shared.levels, shared.midpoints, block, scale, 1.0f).code;
-  if (inside) codes[row * unit.count + unit.order[lane]] = static_cast<uint8_t>(code);
+  if (inside) codes[row * unit.count + unit.order[lane]] = static_cast<uint8_t>(found.at(lane));
   if (lane == 0) scales[row] = {scale, chosen, 0, false};
 }
 

@@ -122,38 +122,54 @@ struct Levels {
   __device__ Rounded nearest(float x) const { return reached<count>(ends, values, x); }
 };
 
-/// What a trial leaves: its error, and of the column of this lane the code and W − Ŵ.
+/// The codes of a block, column by column in registers.
+template <int bits>
+struct BlockCodes {
+  static constexpr int each = 32 / bits;
+  static constexpr int words = (formats::kbit_block + each - 1) / each;
+  uint32_t word[words];
+
+  /// `column` is known when this is compiled.
+  __device__ __forceinline__ void set(int column, int code) {
+    word[column / each] |= static_cast<uint32_t>(code) << (column % each * bits);
+  }
+  __device__ __forceinline__ int at(int column) const {
+    uint32_t own = word[0];
+#pragma unroll
+    for (int i = 1; i < words; ++i) own = column / each == i ? word[i] : own;
+    return static_cast<int>(own >> (column % each * bits) & ((1u << bits) - 1));
+  }
+};
+
+/// What a trial leaves.
+template <int bits>
 struct Tried {
   float error;
-  int code;
-  float residual;
+  BlockCodes<bits> codes;
 };
 
 /// One copy for all that try, since it takes the compiler seconds. All pointers are to shared memory.
 template <bool coupled, int bits>
-__device__ __noinline__ Tried tried(const float* table, const float* midpoints, const float* target,
-                                    const float* weights, const float* importance, const float* coupling, int columns,
-                                    float scale, float unit) {
+__device__ __noinline__ Tried<bits> tried(const float* table, const float* midpoints, const float* target,
+                                          const float* weights, const float* importance, const float* coupling,
+                                          int columns, float scale, float unit) {
   __builtin_assume(__isShared(table) && __isShared(midpoints) && __isShared(target));
   __builtin_assume(__isShared(weights) && __isShared(importance) && __isShared(coupling));
   constexpr int width = formats::kbit_block;
   const Levels<bits> levels(table, midpoints, scale);
-  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   float targets[width];
 #pragma unroll
   for (int c = 0; c < width; ++c) targets[c] = target[c];
-  Tried result{};
+  Tried<bits> result{};
 #pragma unroll
   for (int c = 0; c < width; ++c) {
     if (c >= columns) continue;
     const Rounded found = levels.nearest(targets[c]);
-    const float miss = (targets[c] - found.value) * unit, residual = weights[c] - found.value;
+    const float miss = (targets[c] - found.value) * unit;
     result.error = result.error + miss * miss * importance[c];
-    if (c == lane) {
-      result.code = found.code;
-      result.residual = residual;
-    }
+    result.codes.set(c, found.code);
     if constexpr (coupled) {
+      const float residual = weights[c] - found.value;
 #pragma unroll
       for (int to = c + 1; to < width; ++to) targets[to] = targets[to] + coupling[c * width + to] * residual;
     }
@@ -161,18 +177,23 @@ __device__ __noinline__ Tried tried(const float* table, const float* midpoints, 
   return result;
 }
 
-/// A block rounded with `scale` by every lane, which may differ; errors are those of targets times `unit`.
-template <bool coupled, int bits>
-__device__ __forceinline__ Tried trial(const float* table, const float* midpoints, const KbitBlock& block, float scale,
-                                       float unit) {
-  return tried<coupled, bits>(table, midpoints, block.target, block.weights, block.importance, block.coupling,
-                              block.columns, scale, unit);
-}
+/// What a block is rounded to: the scale's bits, and codes, in every lane.
+template <int bits>
+struct KbitChoice {
+  uint16_t scale;
+  BlockCodes<bits> codes;
+};
 
-/// The choice of scale of one warp.
+/// The choice of scale of one warp, or of several that share what there is to try.
 template <bool coupled, int bits>
 class ScaleChoice {
  public:
+  /// What a warp leaves for another, in shared memory.
+  struct Best {
+    float error;
+    KbitChoice<bits> choice;
+  };
+
   __device__ ScaleChoice(const KbitRule& rule, const float* levels, const float* midpoints, const KbitBlock& block)
       : rule_(rule), levels_(levels), midpoints_(midpoints), block_(block) {
     const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
@@ -182,19 +203,34 @@ class ScaleChoice {
     unit_ = ldexpf(1.0f, -exponent);
   }
 
-  /// The scale's bits, in every lane.
-  __device__ uint16_t choose() {
-    const uint16_t centre = encode_scale(rule_, absmax_);
-    if (!rule_.search) return centre;
-    const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  __device__ KbitChoice<bits> choose() {
 #pragma unroll 1
-    for (int first = lowest; first <= highest; first += warp_lanes) {
-      const int step = first + lane;
-      const auto scale = absmax_ == 0 ? uint16_t{0} : candidate(rule_, centre, step);
-      float error = attempt(scale);
-      if (step > highest || !(error < INFINITY)) error = INFINITY;
-      take_best(error, step, scale);
-    }
+    for (int part = 0; part < parts; ++part) search(part);
+    return settle();
+  }
+
+  /// For `parts` warps: each searches a part, and one of them takes in what the others found before it settles.
+  static constexpr int parts = 2;
+  __device__ void search(int part) {
+    if (!rule_.search) return;
+    const uint16_t centre = encode_scale(rule_, absmax_);
+    const int lane = static_cast<int>(threadIdx.x) % warp_lanes, step = lowest + part * warp_lanes + lane;
+    const auto scale = absmax_ == 0 ? uint16_t{0} : candidate(rule_, centre, step);
+    Tried<bits> found = attempt(scale);
+    if (step > highest || !(found.error < INFINITY)) found.error = INFINITY;
+    take_best(found, step, scale);
+  }
+  __device__ Best best() const { return {least_, best_}; }
+  /// Of a later part.
+  __device__ void take_in(const Best& other) {
+    if (!(other.error < least_)) return;
+    least_ = other.error;
+    best_ = other.choice;
+  }
+  __device__ KbitChoice<bits> settle() {
+    if (!rule_.search) best_.scale = encode_scale(rule_, absmax_);
+    if (!(least_ < INFINITY)) best_.codes = attempt(best_.scale).codes;
+    if (!rule_.search) return best_;
     if (!rule_.e4m4) {
 #pragma unroll 1
       for (int round = 0; round < 3; ++round) refine();
@@ -205,48 +241,54 @@ class ScaleChoice {
  private:
   static constexpr int lowest = -32;
   static constexpr int highest = 8;
+  static_assert(highest - lowest < parts * warp_lanes);
 
-  __device__ float attempt(uint16_t scale) const {
-    return trial<coupled, bits>(levels_, midpoints_, block_, decode_scale(rule_, scale), unit_).error;
+  /// The block rounded with `scale` by every lane, which may differ.
+  __device__ Tried<bits> attempt(uint16_t scale) const {
+    return tried<coupled, bits>(levels_, midpoints_, block_.target, block_.weights, block_.importance, block_.coupling,
+                                block_.columns, decode_scale(rule_, scale), unit_);
   }
 
   /// The least error of all lanes, ties to the lower step, if it is below the best so far.
-  __device__ void take_best(float error, int step, uint16_t scale) {
-    int chosen = scale;
+  __device__ void take_best(const Tried<bits>& found, int step, uint16_t scale) {
+    float error = found.error;
+    int first = step;
     for (int distance = 16; distance > 0; distance /= 2) {
       const float other_error = __shfl_xor_sync(all_lanes, error, distance);
-      const int other_step = __shfl_xor_sync(all_lanes, step, distance);
-      const int other_bits = __shfl_xor_sync(all_lanes, chosen, distance);
-      if (other_error < error || (other_error == error && other_step < step)) {
+      const int other_step = __shfl_xor_sync(all_lanes, first, distance);
+      if (other_error < error || (other_error == error && other_step < first)) {
         error = other_error;
-        step = other_step;
-        chosen = other_bits;
+        first = other_step;
       }
     }
     if (!(error < least_)) return;
     least_ = error;
-    best_ = static_cast<uint16_t>(chosen);
+    const int lane = static_cast<int>(threadIdx.x) % warp_lanes, winner = first - (step - lane);
+    best_.scale = static_cast<uint16_t>(__shfl_sync(all_lanes, static_cast<int>(scale), winner));
+#pragma unroll
+    for (int i = 0; i < BlockCodes<bits>::words; ++i) {
+      best_.codes.word[i] = __shfl_sync(all_lanes, found.codes.word[i], winner);
+    }
   }
 
   /// f16: the scale that fits the codes of the best one best, were it not for coupling. All lanes do the same.
   __device__ void refine() {
     double product = 0, square = 0;
-    const int own = trial<coupled, bits>(levels_, midpoints_, block_, decode_scale(rule_, best_), 1.0f).code;
     for (int c = 0; c < block_.columns; ++c) {
-      const double level = levels_[__shfl_sync(all_lanes, own, c)];
+      const double level = levels_[best_.codes.at(c)];
       const double weight = block_.importance[c];
       product += weight * level * static_cast<double>(block_.target[c]);
       square += weight * level * level;
     }
-    uint16_t fitting = best_;
+    uint16_t fitting = best_.scale;
     if (square > 0 && product > 0 && absmax_ != 0) {
       const int half = __half_as_ushort(__float2half_rn(static_cast<float>(product / square)));
       fitting = static_cast<uint16_t>(min(max(half, 1), 0x7BFF));
     }
-    const float error = attempt(fitting);
-    if (!(error < least_)) return;
-    least_ = error;
-    best_ = fitting;
+    const Tried<bits> found = attempt(fitting);
+    if (!(found.error < least_)) return;
+    least_ = found.error;
+    best_ = {fitting, found.codes};
   }
 
   const KbitRule& rule_;
@@ -255,7 +297,7 @@ class ScaleChoice {
   const KbitBlock& block_;
   float absmax_, unit_;
   float least_ = INFINITY;
-  uint16_t best_ = 0;
+  KbitChoice<bits> best_{};
 };
 
 }  // namespace w4q::quantize::cuda

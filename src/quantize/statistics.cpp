@@ -1,7 +1,9 @@
 #include "quantize/statistics.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <memory>
 
 #include "core/error.h"
 #include "core/parallel.h"
@@ -18,6 +20,8 @@ constexpr int64_t tile_rows = 128;
 constexpr int64_t tile_cols = 512;
 /// Channels that one task sums.
 constexpr int64_t channel_grain = 64;
+/// Rows and columns that are turned over at once.
+constexpr int64_t turned = 16;
 
 struct Tile {
   int64_t row = 0;
@@ -33,31 +37,54 @@ std::vector<Tile> tiles_of(int64_t k, bool upper) {
   return tiles;
 }
 
+/// A square of x [rows, k] from (row, col) on to `to`, whose rows are `stride` apart, turned over. By way of memory of its
+/// own: columns of `to` that are written at a distance of a power of two throw each other out of the cache.
+void turn_square(MatrixView<const float> x, int64_t row, int64_t col, int64_t rows, int64_t cols, float* to,
+                 int64_t stride) {
+  float square[turned * turned];
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* const from = x.row(row + r) + col;
+    for (int64_t c = 0; c < cols; ++c) square[c * turned + r] = from[c];
+  }
+  for (int64_t c = 0; c < cols; ++c) std::copy_n(square + c * turned, rows, to + c * stride);
+}
+
 /// x [rows, k] as [k, rows]: the sums over rows become dot products of contiguous values.
-std::vector<float> transposed(MatrixView<const float> x) {
-  std::vector<float> result(static_cast<size_t>(x.rows * x.cols));
+std::unique_ptr<float[]> transposed(MatrixView<const float> x) {
+  auto result = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(x.rows * x.cols));
   parallel_for(x.cols, channel_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = 0; r < x.rows; ++r) {
-      const float* row = x.row(r);
-      for (int64_t c = begin; c < end; ++c) result[static_cast<size_t>(c * x.rows + r)] = row[c];
+    for (int64_t c = begin; c < end; c += turned) {
+      for (int64_t r = 0; r < x.rows; r += turned) {
+        turn_square(x, r, c, std::min(turned, x.rows - r), std::min(turned, end - c), result.get() + c * x.rows + r,
+                    x.rows);
+      }
     }
   });
   return result;
 }
 
-void add_channels(InputStatistics& statistics, MatrixView<const float> channels) {
-  parallel_for(channels.rows, channel_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) {
-      const float* values = channels.row(c);
-      double sum_abs = 0, sum_squares = 0;
-      for (int64_t r = 0; r < channels.cols; ++r) {
-        const double value = values[r];
-        sum_abs += std::abs(value);
-        sum_squares += value * value;
-      }
-      statistics.sum_abs[static_cast<size_t>(c)] += sum_abs;
-      statistics.sum_squares[static_cast<size_t>(c)] += sum_squares;
+/// Σ |x| and Σ x² of `count` neighbouring channels of x [rows, k], each over the rows in their order.
+template <int count>
+void add_neighbours(MatrixView<const float> x, int64_t first, double* sum_abs, double* sum_squares) {
+  std::array<double, count> absolute{}, squares{};
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const float* const values = x.row(r) + first;
+    for (size_t c = 0; c < count; ++c) {
+      const double value = values[c];
+      absolute[c] += std::abs(value);
+      squares[c] += value * value;
     }
+  }
+  for (size_t c = 0; c < count; ++c) sum_abs[c] += absolute[c], sum_squares[c] += squares[c];
+}
+
+void add_channels(InputStatistics& statistics, MatrixView<const float> rows) {
+  constexpr int together = 8;  // sums that do not wait for each other
+  parallel_for(rows.cols, channel_grain, [&](int64_t begin, int64_t end) {
+    double *const sum_abs = statistics.sum_abs.data(), *const sum_squares = statistics.sum_squares.data();
+    int64_t c = begin;
+    for (; c + together <= end; c += together) add_neighbours<together>(rows, c, sum_abs + c, sum_squares + c);
+    for (; c < end; ++c) add_neighbours<1>(rows, c, sum_abs + c, sum_squares + c);
   });
 }
 
@@ -67,22 +94,21 @@ template <class RowOf, class First>
 void add_tile(MatrixView<const float> left, MatrixView<const float> right, const Tile& tile, const RowOf& row_of,
               const First& first) {
   const int64_t rows = std::min(tile_rows, left.rows - tile.row), cols = std::min(tile_cols, right.rows - tile.col);
-  std::vector<float> products(static_cast<size_t>(rows * cols));
+  const auto products = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows * cols));
   kernels::gemm_nt({left.row(tile.row), rows, left.cols}, {right.row(tile.col), cols, right.cols},
-                   {products.data(), rows, cols});
+                   {products.get(), rows, cols});
   for (int64_t i = 0; i < rows; ++i) {
     double* sums = row_of(tile.row + i);
-    for (int64_t j = std::max(first(tile.row + i), tile.col); j < tile.col + cols; ++j) {
-      sums[j] += products[static_cast<size_t>(i * cols + j - tile.col)];
-    }
+    const float* const own = products.get() + i * cols - tile.col;
+    for (int64_t j = std::max(first(tile.row + i), tile.col); j < tile.col + cols; ++j) sums[j] += own[j];
   }
 }
 
 void add_chunk(InputStatistics& statistics, MatrixView<const float> rows) {
-  const auto values = transposed(rows);
-  const MatrixView<const float> channels(values.data(), rows.cols, rows.rows);
-  add_channels(statistics, channels);
+  add_channels(statistics, rows);
   if (!statistics.has_gram()) return;
+  const auto values = transposed(rows);
+  const MatrixView<const float> channels(values.get(), rows.cols, rows.rows);
   const int64_t k = channels.rows;
   const auto tiles = tiles_of(k, true);
   const auto row_of = [&](int64_t i) { return statistics.gram.data() + triangle_row(k, i) - i; };
@@ -147,7 +173,7 @@ void add_products(MatrixView<const float> left, MatrixView<const float> right, s
     const auto a = transposed({left.row(begin), rows, k, left.stride});
     const auto b = transposed({right.row(begin), rows, k, right.stride});
     parallel_for(std::ssize(tiles), 1, [&](int64_t i, int64_t) {
-      add_tile({a.data(), k, rows}, {b.data(), k, rows}, tiles[static_cast<size_t>(i)], row_of,
+      add_tile({a.get(), k, rows}, {b.get(), k, rows}, tiles[static_cast<size_t>(i)], row_of,
                [](int64_t) { return int64_t{0}; });
     });
   }

@@ -69,18 +69,30 @@ template <int widest>
 __device__ void aim_cell(const Wave& wave, int64_t first, int64_t row, int64_t from, int cols, Cell<widest>& cell) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const float* const errors = wave.errors + row * wave.k;
-  for (int c = warp; c < cols; c += cell_warps) {
-    const float* const coupling = wave.along + (from + c) * wave.k;
-    float sum = 0;
-    for (int64_t p = first + lane; p < from; p += 32) sum += coupling[p] * errors[p];
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    if (lane == 0) cell.target[c] = cell.weight[c] + (sum + wave.aims[row * wave.k + from + c]);
+  constexpr int at_once = 4;  // columns, whose loads are under way together
+  for (int begin = warp; begin < cols; begin += at_once * cell_warps) {
+    float sums[at_once] = {};
+    for (int64_t p = first + lane; p < from; p += 32) {
+      const float error = errors[p];
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        const int c = begin + i * cell_warps;
+        if (c < cols) sums[i] += wave.along[(from + c) * wave.k + p] * error;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const int c = begin + i * cell_warps;
+      float sum = sums[i];
+      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+      if (lane == 0 && c < cols) cell.target[c] = cell.weight[c] + (sum + wave.aims[row * wave.k + from + c]);
+    }
   }
   __syncthreads();
 }
 
-/// Step `step` of the tiles on a diagonal, which are blockIdx.y: in each a cell of every row blockIdx.x that is in a
-/// block then. Family: Shared, and round(shared, wave, cell, row of the weight, block, from, cols), by all threads, which
+/// Step `step` of the tiles on a diagonal, which are blockIdx.y: in each a cell of every row that is in a block then,
+/// which are neighbours. Family: Shared, and round(shared, wave, cell, row of the weight, block, from, cols), by all threads, which
 /// fills cell.value.
 template <int widest, class Family>
 __global__ void __launch_bounds__(cell_threads) cell_kernel(Wave wave, Family family, int64_t tile, int64_t step) {
@@ -89,8 +101,10 @@ __global__ void __launch_bounds__(cell_threads) cell_kernel(Wave wave, Family fa
   __shared__ typename Family::Shared shared;
   const int64_t across = tile - blockIdx.y, first_row = int64_t{blockIdx.y} * tile_rows;
   const int64_t first_block = across * wave.tile_blocks;
-  const int64_t row = first_row + blockIdx.x, block = first_block + step - blockIdx.x;
-  const bool outside = across < 0 || first_block >= wave.blocks || row >= wave.n || block < first_block ||
+  const int64_t index = max(int64_t{0}, step - wave.tile_blocks + 1) + blockIdx.x;
+  const int64_t row = first_row + index, block = first_block + step - index;
+  const bool outside = across < 0 || first_block >= wave.blocks || index >= tile_rows || row >= wave.n ||
+                       block < first_block ||
                        block >= min(first_block + wave.tile_blocks, static_cast<int64_t>(wave.blocks));
   if (outside) return;
   const int64_t from = wave.starts[block];
@@ -155,7 +169,7 @@ class FeedbackOnBothSides {
     for (int64_t tile = 0; tile < down + across - 1; ++tile) {
       const int64_t last = std::min(tile, down - 1);
       for (int64_t i = std::max<int64_t>(0, tile - across + 1); i <= last; ++i) take_in(i, tile - i);
-      const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(last + 1));
+      const dim3 grid(static_cast<unsigned>(std::min(rows, wave_.tile_blocks)), static_cast<unsigned>(last + 1));
       for (int64_t step = 0; step < rows + wave_.tile_blocks - 1; ++step) {
         cell_kernel<widest><<<grid, cell_threads, 0, work_.stream.get()>>>(wave_, family_, tile, step);
       }

@@ -10,6 +10,7 @@
 
 #include "core/text.h"
 #include "ranks/connect.h"
+#include "ranks/local.h"
 #include "ranks/ranks.h"
 
 namespace w4q::ranks {
@@ -78,6 +79,7 @@ Error unable(const Launched& found, std::string_view problem) {
 }  // namespace
 
 std::optional<Launched> launched() {
+  if (auto found = forked_here()) return found;
   for (const Row& row : launchers) {
     const auto size = number(row.size), rank = number(row.rank);
     if (!size || !rank || (row.needs != nullptr && std::getenv(row.needs) == nullptr)) continue;
@@ -87,6 +89,7 @@ std::optional<Launched> launched() {
 }
 
 Transport& connect(const Launched& found) {
+  if (forked_here()) return forked_transport();
 #ifdef W4Q_MPI_LIBRARY
   std::string why;
   void* const library = open_library(why);

@@ -17,9 +17,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Messages on their way move on when the library is called, so that this is also how soon those of a rank do that
-/// computes.
 constexpr auto tick = 50ms;
+/// Messages on their way move on when the library is called: as often as this by a rank that computes, and more seldom
+/// once a message has waited for a second, as for another rank that computes.
+constexpr Pulse::Clock::duration moving_tick = 50us, waiting_tick = 1ms;
+constexpr int waiting_rests = 1s / tick;
 /// For a rank that has heard of it to unwind.
 constexpr auto grace = 5s;
 
@@ -38,12 +40,12 @@ Pulse::Clock::duration pulse_patience() {
   return std::chrono::seconds(std::max(0, seconds));
 }
 
-Pulse::Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience, std::function<void()> give_up)
+Pulse::Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience, Duties duties)
     : transport_(transport),
       mutex_(mutex),
       tag_(tag),
       patience_(patience),
-      give_up_(std::move(give_up)),
+      duties_(std::move(duties)),
       host_(host_name()) {
   const int first = transport.rank() == 0 ? 1 : 0, end = transport.rank() == 0 ? transport.size() : 1;
   for (int rank = first; rank < end; ++rank) others_.push_back({rank, "a host that said nothing", Clock::now()});
@@ -57,12 +59,22 @@ Pulse::Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration p
 
 void Pulse::stop() {
   stops_ = true;
+  wake();
   if (thread_.joinable()) thread_.join();
 }
 
-std::string Pulse::lost_text() const {
-  return concat("rank ", lost_.load(), " of ", transport_.size(), ", on ", lost_host_, ", has not been heard of for ",
-                human_seconds(std::chrono::duration<double>(patience_).count()));
+/// Nothing: it lives.
+std::optional<Error> Pulse::loss_of(const Other& other, Clock::time_point now) {
+  const std::string rank = concat("rank ", other.rank, " of ", transport_.size());
+  if (const std::string how = transport_.ended(other.rank); !how.empty()) {
+    return Error(ErrorCode::internal, concat(rank, " ", how))
+        .hint("where memory is short the system ends processes; --dry-run shows what a command needs");
+  }
+  if (patience_ == 0s || now - other.heard < patience_) return std::nullopt;
+  return Error(ErrorCode::internal, concat(rank, ", on ", other.host, ", has not been heard of for ",
+                                           human_seconds(std::chrono::duration<double>(patience_).count())))
+      .detail("it was stopped, or no network leads to it any more")
+      .hint("W4Q_RANK_TIMEOUT=0 waits for ever (docs/scale.md)");
 }
 
 void Pulse::run() {
@@ -74,11 +86,36 @@ void Pulse::run() {
       for (auto& other : others_) other.heard = now;
     }
     last = now;
-    if (lost_ >= 0 && give_up_ && now - lost_since_ > grace) std::exchange(give_up_, nullptr)();
+    if (lost_ >= 0 && duties_.give_up && now - lost_since_ > grace) std::exchange(duties_.give_up, nullptr)();
     listen(now);
     if (now - spoke > std::min<Clock::duration>(1s, patience_ / 10)) speak(), spoke = now;
-    std::this_thread::sleep_for(tick);
+    rest();
   }
+}
+
+void Pulse::wake() {
+  {
+    const std::lock_guard lock(rest_);
+    moving_ = true;
+  }
+  woken_.notify_one();
+}
+
+void Pulse::rest() {
+  const auto until = Clock::now() + tick;
+  {
+    std::unique_lock lock(rest_);
+    if (!woken_.wait_until(lock, until, [&] { return moving_; })) return;
+    moving_ = false;
+  }
+  while (!stops_ && duties_.move()) {
+    if (Clock::now() >= until) {  // there is more to do meanwhile
+      ++moving_rests_;
+      return wake();
+    }
+    std::this_thread::sleep_for(moving_rests_ < waiting_rests ? moving_tick : waiting_tick);
+  }
+  moving_rests_ = 0;
 }
 
 void Pulse::listen(Clock::time_point now) {
@@ -91,8 +128,7 @@ void Pulse::listen(Clock::time_point now) {
       while (!transport_.done(request)) std::this_thread::yield();
       other.heard = now;
     }
-    if (lost_ >= 0 || patience_ == 0s || now - other.heard < patience_) continue;
-    lost_host_ = other.host;
+    if (lost_ >= 0 || !(lost_error_ = loss_of(other, now))) continue;
     lost_since_ = now;
     lost_ = other.rank;
   }

@@ -4,12 +4,15 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/error.h"
 #include "ranks/transport.h"
 
 namespace w4q::ranks {
@@ -18,20 +21,30 @@ class Pulse {
  public:
   using Clock = std::chrono::steady_clock;
 
+  /// What it does for the rank that it belongs to.
+  struct Duties {
+    /// Moves messages on, and says whether some are on their way still.
+    std::function<bool()> move;
+    /// Called once, where a rank is lost and nobody stops this for some seconds more: the rank hangs, as in a file that
+    /// lies behind the same network.
+    std::function<void()> give_up;
+  };
+
   /// The first rank listens to all, the others to it. `mutex` guards `transport`; `tag` is this thread's alone. Who is
-  /// silent for `patience` is lost; zero: nobody ever is. `give_up` is called once, by this thread, where one is lost and
-  /// nobody stops this for some seconds more: the rank hangs, as in a file that lies behind the same network.
-  Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience, std::function<void()> give_up);
+  /// silent for `patience` is lost, zero: nobody is for that; and whose process is known to have ended.
+  Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience, Duties duties);
   ~Pulse() { stop(); }
   Pulse(const Pulse&) = delete;
   Pulse& operator=(const Pulse&) = delete;
 
   /// Says nothing more, and hears nothing.
   void stop();
+  /// There are messages to move on.
+  void wake();
   /// The first rank that was lost; −1: none.
   int lost() const noexcept { return lost_; }
-  /// In words, once one is.
-  std::string lost_text() const;
+  /// What that means for the run, once one is.
+  const Error& lost_error() const { return *lost_error_; }
 
  private:
   struct Other {
@@ -43,18 +56,24 @@ class Pulse {
 
   void run();
   void listen(Clock::time_point now);
+  std::optional<Error> loss_of(const Other& other, Clock::time_point now);
   void speak();
+  void rest();
 
   Transport& transport_;
   std::mutex& mutex_;
   const int tag_;
   const Clock::duration patience_;
-  std::function<void()> give_up_;
+  Duties duties_;
   std::string host_;
   std::vector<Other> others_;
   std::atomic<int> lost_{-1};
-  std::string lost_host_;  // written before lost_
+  std::optional<Error> lost_error_;  // written before lost_
   Clock::time_point lost_since_;
+  std::mutex rest_;
+  std::condition_variable woken_;
+  bool moving_ = false;   // guarded by rest_
+  int moving_rests_ = 0;  // one after the other in which messages moved to the end
   std::atomic<bool> stops_{false};
   std::thread thread_;
 };

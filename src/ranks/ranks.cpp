@@ -121,11 +121,7 @@ struct Ranks::Impl {
 
   /// The rank that nothing is heard of any more; −1: none.
   int lost() const noexcept { return pulse ? pulse->lost() : -1; }
-  Error lost_error() const {
-    return Error(ErrorCode::internal, pulse->lost_text())
-        .detail("it was stopped, or no network leads to it any more")
-        .hint("W4Q_RANK_TIMEOUT=0 waits for ever (docs/scale.md)");
-  }
+  Error lost_error() const { return pulse->lost_error(); }
 
   /// By the pulse, where the work of this rank hangs while another one is lost.
   void give_up() {
@@ -180,6 +176,18 @@ struct Ranks::Impl {
       const size_t size = std::min<size_t>(Transport::most, message.size - begin);
       message.requests.push_back(transport.send(to, data_tag, data + begin, size));
     }
+    if (pulse) pulse->wake();
+  }
+
+  /// Whether messages are on their way still.
+  bool move_messages() {
+    const std::lock_guard lock(mutex);
+    bool moving = false;
+    for (auto& message : underway) {
+      std::erase_if(message.requests, [&](auto* request) { return transport.done(request); });
+      moving = moving || !message.requests.empty();
+    }
+    return moving;
   }
 
   std::string receive(int from) {
@@ -201,12 +209,16 @@ struct Ranks::Impl {
       request = transport.receive(from, data_tag, data, size);
       return true;
     });
-    for (bool done = false; !done;) {
+    constexpr int quick = 1 << 12;  // its bytes come as fast as the library is called
+    for (int round = 0;; ++round) {
       {
         const std::lock_guard lock(mutex);
-        done = transport.done(request);
+        if (transport.done(request)) return;
       }
-      if (!done) std::this_thread::sleep_for(std::chrono::microseconds(20));
+      if (round < quick)
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   }
 
@@ -304,7 +316,8 @@ void start() {
   ranks.rank_ = ranks.impl_->transport.rank();
   ranks.size_ = ranks.impl_->transport.size();
   ranks.impl_->pulse.emplace(ranks.impl_->transport, ranks.impl_->mutex, pulse_tag, pulse_patience(),
-                             [impl = ranks.impl_.get()] { impl->give_up(); });
+                             Pulse::Duties{[impl = ranks.impl_.get()] { return impl->move_messages(); },
+                                           [impl = ranks.impl_.get()] { impl->give_up(); }});
   set_interrupt_check(&Ranks::look_for_failure);
 }
 

@@ -1,4 +1,4 @@
-// The processes of one run, which mpirun or srun started: who is who, and what they say to each other. A program that
+// The processes of one run, which mpirun or srun started, or one of them made: who is who, and what they say to each other. A program that
 // nobody started as one of several is alone, and all of this costs nothing.
 //
 // No rank waits for ever: whoever waits also looks for a rank that has failed, and then throws Stopped. How a run ends
@@ -88,6 +88,13 @@ struct Launched {
   int local_rank = 0, local_size = 1;  ///< among those on this machine; where nothing says so all are there
 };
 std::optional<Launched> launched();
+
+/// Makes `count` ranks of this process, itself the first one, where no launcher is: the others are copies of it, and end
+/// with it. Before any other thread starts and a GPU is asked for. launched() then names `by`, which asked for them.
+/// Throws internal where they cannot be made.
+void fork_here(int count, std::string by);
+/// Ranks that fork_here() made, which share the cores that one process would have; 1: it made none.
+int ranks_here();
 
 /// Joins the other ranks where launched() says that there are some. Throws unsupported where this program was built
 /// without MPI, or MPI cannot be loaded.

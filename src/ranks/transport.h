@@ -1,10 +1,11 @@
-// What ranks need of a message-passing library: messages that begin now and are done later. Its one implementation,
-// mpi.cpp, is a library of its own that is loaded where there are ranks, so that a program by itself neither needs nor
-// starts MPI.
+// What ranks need of a message-passing library: messages that begin now and are done later. mpi.cpp is a library of its
+// own that is loaded where there are ranks, so that a program by itself neither needs nor starts MPI; local.cpp is for
+// ranks that a process makes of itself.
 #pragma once
 
 #include <cstddef>
 #include <optional>
+#include <string>
 
 namespace w4q::ranks {
 
@@ -29,6 +30,8 @@ class Transport {
   virtual bool done(Request* request) = 0;
   /// A message with this tag that nobody has begun to receive; `from` −1: of any rank.
   virtual std::optional<Waiting> waiting(int from, int tag) = 0;
+  /// How the process of a rank has ended, as "was ended by signal 9 (Killed)"; empty: it lives, or nobody knows here.
+  virtual std::string ended(int /*rank*/) { return {}; }
   /// Ends it on all ranks; what is under way is forgotten.
   virtual void finish() = 0;
   /// Ends this process and, as far as the launcher can, all others.

@@ -20,8 +20,8 @@ bool serves(const LayoutRow& row, std::string_view target) {
 
 std::span<const LayoutRow> layout_registry() {
   static const std::vector<LayoutRow> rows = {
-      canonical_row(),        kbit_fragment_row(), kbit_tile_row(), marlin_row(), rotated_fragment_row(),
-      trellis_fragment_row(), interleaved_row(),   awq_row(),       gptq_row()};
+      canonical_row(),        kbit_fragment_row(),  kbit_tile_row(),   marlin_row(), rotated_fragment_row(),
+      trellis_fragment_row(), float_fragment_row(), interleaved_row(), awq_row(),    gptq_row()};
   return rows;
 }
 

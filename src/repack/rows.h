@@ -14,5 +14,6 @@ LayoutRow interleaved_row();
 LayoutRow marlin_row();
 LayoutRow rotated_fragment_row();
 LayoutRow trellis_fragment_row();
+LayoutRow float_fragment_row();
 
 }  // namespace w4q::repack

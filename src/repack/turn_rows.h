@@ -22,15 +22,16 @@ W4Q_HOST_DEVICE constexpr bool turned_to_second(int64_t row) { return row / turn
 
 /// Words whose halves alternate in units of `unit` bits.
 W4Q_HOST_DEVICE constexpr uint32_t join_units(uint32_t first, uint32_t second, int unit, int half) {
-  const uint32_t even = unit == 4 ? 0x0F0F0F0Fu : 0x00FF00FFu;
+  const uint32_t even = unit == 4 ? 0x0F0F0F0Fu : unit == 8 ? 0x00FF00FFu : 0x0000FFFFu;
   return ((first >> (half * unit)) & even) | (((second >> (half * unit)) & even) << unit);
 }
 
 /// The words of a lane and row tile in kbit-fragment: pair p of codes is of half p mod 2 (layout_kbit_fragment.h).
 template <int bits>
 struct FragmentLane {
-  static constexpr int words = bits;  ///< of a row tile
-  static constexpr int quads = bits;  ///< 128-bit loads of a lane
+  static constexpr int words = bits;                               ///< of a row tile
+  static constexpr int quads = bits;                               ///< 128-bit loads of a lane
+  static constexpr int unit = bits == 2 ? 4 : bits == 8 ? 16 : 8;  ///< bits of a pair, or the byte that it is in
   W4Q_HOST_DEVICE static constexpr int quad(int j, int lane) { return 32 * j + lane; }
 
   W4Q_HOST_DEVICE static constexpr void join(const uint32_t* first, const uint32_t* second, int half, uint32_t* to) {
@@ -38,7 +39,7 @@ struct FragmentLane {
       for (int w = 0; w < words; ++w) to[w] = 0;
       join_pairs<0>(first, second, half, to);
     } else {
-      for (int w = 0; w < words; ++w) to[w] = join_units(first[w], second[w], bits == 2 ? 4 : 8, half);
+      for (int w = 0; w < words; ++w) to[w] = join_units(first[w], second[w], unit, half);
     }
   }
 

@@ -9,6 +9,7 @@
 #include "device/element_grid.h"
 #include "formats/integer.h"
 #include "formats/rotated.h"
+#include "repack/layout_float_fragment.h"
 #include "repack/layout_interleaved.h"
 #include "repack/layout_marlin.h"
 #include "repack/layout_rotated_fragment.h"
@@ -106,6 +107,11 @@ struct FragmentScale {
   KbitFragmentMap map;
   __device__ int64_t at(int64_t row, int64_t block) const { return map.scale(row, 32 * block); }
 };
+struct FloatScale {
+  FloatFragmentMap map;
+  int block;
+  __device__ int64_t at(int64_t row, int64_t group) const { return map.block_scale(block, row, block * group); }
+};
 struct NormPlace {
   int64_t groups;
   __device__ int64_t at(int64_t row, int64_t group) const { return norm_place(row, group, groups); }
@@ -162,6 +168,16 @@ struct Turn {
     if (role == PlaneRole::codes) return fragment_codes();
     scales(FragmentScale{{n, k}}, FragmentScale{{2 * n, k}}, k / 32);
   }
+  /// Scales of blocks of 16 or 32: others have no places.
+  void float_fragment() const {
+    const KbitFragmentMap map(n, k);
+    if (role == PlaneRole::codes) {
+      return scheme.bits == 4 ? tiles<FragmentLane<4>>(map.tiles(), map.col_groups)
+                              : tiles<FragmentLane<8>>(map.tiles(), map.col_groups);
+    }
+    ensure(scheme.block == 16 || scheme.block == 32, "turn_rows: scales that stand as in the canonical layout");
+    scales_of<uint8_t>(FloatScale{{n, k}, scheme.block}, FloatScale{{2 * n, k}, scheme.block}, k / scheme.block);
+  }
   void rotated_fragment() const {
     if (role == PlaneRole::codes) return fragment_codes();
     const int64_t groups = formats::rotated_groups(scheme, k);
@@ -198,6 +214,7 @@ void turn_rows_cuda(std::string_view layout, const Scheme& scheme, PlaneRole rol
   const Turn turn{scheme, role, n, k, planes, stream};
   check(turn);
   if (layout == "kbit-fragment") return turn.kbit_fragment();
+  if (layout == "float-fragment") return turn.float_fragment();
   if (layout == "rotated-fragment") return turn.rotated_fragment();
   if (layout == "marlin") return turn.marlin();
   if (layout == "interleaved") return turn.interleaved();

@@ -90,7 +90,12 @@ std::vector<std::vector<std::byte>> planes_of(const DevicePass& pass, const devi
   std::vector<std::vector<std::byte>> planes;
   if (pass.layout == kernels::f16_rows) return {read(pass.codes, static_cast<size_t>(pass.n * pass.k) * 2, stream)};
   for (const auto& spec : repack::layout_row(pass.layout).planes(pass.scheme, pass.n, pass.k)) {
-    const auto size = static_cast<size_t>(byte_count(spec.dtype, spec.shape));
+    auto size = static_cast<size_t>(byte_count(spec.dtype, spec.shape));
+    // Of FP8 a GPU has two floats a tile.
+    const bool by_tiles = pass.layout == "float-fragment" && pass.scheme.bits == 8 && pass.scheme.block != 32;
+    if (by_tiles && spec.role == PlaneRole::scales) {
+      size = static_cast<size_t>((pass.n + 63) / 64 * ((pass.k + 63) / 64)) * 2 * sizeof(float);
+    }
     if (spec.role == PlaneRole::codes) planes.push_back(read(pass.codes, size, stream));
     if (spec.role == PlaneRole::scales) planes.push_back(read(pass.scales, size, stream));
     if (spec.role == PlaneRole::zeros) planes.push_back(read(pass.zeros, size, stream));
@@ -98,6 +103,9 @@ std::vector<std::vector<std::byte>> planes_of(const DevicePass& pass, const devi
     const bool has_table = spec.role == PlaneRole::codebook && pass.codebook != nullptr;
     if (has_table) planes.push_back(read(pass.codebook, size, stream));
     if (spec.role == PlaneRole::group_index) planes.push_back(read(pass.input_order, size, stream));
+  }
+  if (pass.output_factors != nullptr) {
+    planes.push_back(read(pass.output_factors, static_cast<size_t>(pass.n) * sizeof(float), stream));
   }
   return planes;
 }
@@ -274,6 +282,7 @@ void quantize(const Quantized& how, const std::filesystem::path& folder) {
   if (request.scheme.family == formats::SchemeFamily::integer) request.method = "rtn";
   if (request.scheme.family == formats::SchemeFamily::rotated) request.method = "rotated";
   if (request.scheme.family == formats::SchemeFamily::trellis) request.method = "trellis";
+  if (request.scheme.family == formats::SchemeFamily::small_float) request.method = "float";
   if (*how.residual != '\0') request.residual = {formats::parse_scheme(how.residual)};
   if (how.rotation > 0)
     request.options.steps.add({.kind = quantize::StepKind::rotate, .block = how.rotation, .seed = 7});
@@ -303,7 +312,11 @@ TEST_F(StoredPlanes, LogitsAreThoseOfCanonicalPlanes) {
                                {"rotated4-d64", "rotated-fragment", "rotated4-d64"},
                                {"rotated3-d128-e4m4", "rotated-fragment"},
                                {"rotated4-d128-f32", "rotated-fragment"},
-                               {"trellis3-w10", "trellis-fragment", "", 128}}) {
+                               {"trellis3-w10", "trellis-fragment", "", 128},
+                               {"nvfp4", "float-fragment"},
+                               {"mxfp8", "float-fragment"},
+                               {"fp8-tensor", "float-fragment"},
+                               {"fp8-block128", "float-fragment"}}) {
     const std::string what = concat(how.scheme, " in ", how.layout, how.rotation > 0 ? ", rotated" : "");
     const test::TemporaryFolder folder;
     quantize(how, folder.path());
@@ -420,7 +433,7 @@ TEST(DamagedStoredPlanes, AreRefusedInTheWordsOfCanonicalOnes) {
   int refused = 0;
   for (const auto& [scheme, layout] : test::every_scheme_and_layout()) {
     if (layout != "kbit-fragment" && layout != "marlin" && layout != "interleaved" && layout != "rotated-fragment" &&
-        layout != "trellis-fragment") {
+        layout != "trellis-fragment" && layout != "float-fragment") {
       continue;
     }
     PackedLinear linear{"model.layers.0.mlp.up_proj", DType::bf16, {}};

@@ -159,8 +159,8 @@ TEST_P(EveryRow, IsQuantizedTowardsWhatIsQuantized) {
     request.output = folder_.path() / steps;
     request.options.steps = quantize::parse_steps(steps);
     const auto report = quantize_model(request);
-    // Targets move weights the more, the fewer rows an expert sees: measured 2 for glm4_moe, 9 and more for the others.
-    EXPECT_GT(report.total.sqnr(), 1) << steps;
+    // Targets move weights, the more the later their layer: measured 5.4 to 9.8, and 10.5 to 11.8 without them.
+    EXPECT_GT(report.total.sqnr(), 5) << steps;
     EXPECT_NO_THROW(model::Model::open(request.output));
   }
 }

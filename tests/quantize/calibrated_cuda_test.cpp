@@ -7,6 +7,7 @@
 #include "core/convert.h"
 #include "core/text.h"
 #include "device/properties.h"
+#include "feedback_samples.h"
 #include "gpu.h"
 #include "kbit_samples.h"
 #include "kernels/random_matrix.h"
@@ -195,14 +196,7 @@ TEST_F(CalibratedCuda, SearchesInARotatedBasisChooseWhatTheCpuChooses) {
   const Scheme scheme = parse_scheme("kbit3-b32-e4m4");
   const Layer layer(200, 300);
   const formats::InputRotation rotation({64, 42}, layer.k);
-  Rounding rounding = rounding_of(scheme, layer.k, {});
-  rounding.round = [round = rounding.round, &rotation](MatrixView<float> rows) {
-    const auto row = [&](int64_t r) { return std::span(rows.row(r), static_cast<size_t>(rows.cols)); };
-    for (int64_t r = 0; r < rows.rows; ++r) rotation.rotate(row(r));
-    round(rows);
-    for (int64_t r = 0; r < rows.rows; ++r) rotation.restore(row(r));
-  };
-  const std::vector<AwqLinear> linears = {{layer.weight, rounding}};
+  const std::vector<AwqLinear> linears = {{layer.weight, test::in_basis(rounding_of(scheme, layer.k, {}), rotation)}};
   const auto cpu = search_scales(linears, {layer.mean_abs, layer.gram_view(), {}, {}});
   GroupCuda group(*work, gram(layer));
   const auto measured = group.add(layer.view(), scheme, {});

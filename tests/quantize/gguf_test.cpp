@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/parallel.h"
@@ -89,6 +90,53 @@ TEST(GgufSearch, FindsWhatFitsExactly) {
     // Other scales may say nearly the same; of the 64 levels of Q6_K a third of what normal weights cost is left.
     EXPECT_LT(weighted_error(values, decoded_blocks(form, again, values.size()), {}),
               form.levels() == 64 ? 1.2e-4 : 1e-5);
+  }
+}
+
+/// What a file decodes to is written as the same values, and from then on as the same bytes. Its own bytes come back but
+/// where a block says the same in several ways: of 1024 blocks of normal weights at least so many (measured: 1024, 1022,
+/// 1024, 1024, 988, 1023). The steps of Q3_K and Q6_K have signs, which nothing tells where no level is zero or the lowest.
+TEST(GgufSearch, DecodedBlocksAreWrittenAsTheyWere) {
+  const struct {
+    GgmlType type;
+    size_t equal;
+  } measured[] = {{GgmlType::q2_k, 1020}, {GgmlType::q3_k, 1010}, {GgmlType::q4_k, 1020},
+                  {GgmlType::q5_k, 1020}, {GgmlType::q6_k, 950},  {GgmlType::iq4_xs, 1015}};
+  constexpr int64_t n = 64, k = 4096;
+  const test::RandomMatrix weight(n, k, 3);
+  for (const auto& [type, least] : measured) {
+    SCOPED_TRACE(ggml_type_name(type));
+    const GgufForm& form = *formats::find_gguf_form(type);
+    const auto size = static_cast<size_t>(describe(type).block_bytes);
+    const auto first = gguf_blocks(view_of(weight.values, n, k), form, nullptr);
+    const auto values = decoded_blocks(form, first, weight.values.size());
+    const auto second = gguf_blocks(view_of(values, n, k), form, nullptr);
+    const auto again = decoded_blocks(form, second, values.size());
+    EXPECT_EQ(std::memcmp(again.data(), values.data(), values.size() * sizeof(float)), 0);
+    EXPECT_TRUE(same_bytes(gguf_blocks(view_of(again, n, k), form, nullptr).bytes(), second.bytes()));
+    size_t equal = 0;
+    for (size_t at = 0; at < first.size(); at += size) {
+      equal += std::memcmp(first.data() + at, second.data() + at, size) == 0 ? 1 : 0;
+    }
+    EXPECT_GE(equal, least);
+  }
+}
+
+/// With importance and feedback too: what has no error has none to feed back.
+TEST(GgufSearch, DecodedBlocksAreExactUnderCalibration) {
+  const test::Layer layer(rows, width);
+  std::vector<float> squares;
+  for (int64_t c = 0; c < width; ++c) squares.push_back(layer.gram_view().row(c)[c]);
+  for (const GgufForm& form : formats::gguf_forms()) {
+    if (!form.nests()) continue;
+    SCOPED_TRACE(ggml_type_name(form.type));
+    const size_t count = static_cast<size_t>(rows * width);
+    const auto values = decoded_blocks(form, gguf_blocks(layer.view(), form, nullptr), count);
+    const ErrorFactor factor(layer.gram_view(), form.block, 0.01, "w");
+    const CalibratedInput weighed{.mean_squares = squares}, fed{.mean_squares = {}, .feedback = &factor};
+    for (const CalibratedInput* input : {&weighed, &fed}) {
+      EXPECT_EQ(decoded_blocks(form, gguf_blocks(view_of(values, rows, width), form, input), count), values);
+    }
   }
 }
 

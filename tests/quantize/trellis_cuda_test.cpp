@@ -193,16 +193,8 @@ TEST_F(TrellisCuda, ScalesOfInputsAreTheCpus) {
     const Scheme scheme = parse_scheme(name);
     const formats::InputRotation rotation({128, 42}, layer.k);
     for (const bool rotates : {false, true}) {
-      Rounding rounding = rounding_of(scheme, layer.k, {});
-      if (rotates) {
-        rounding.round = [round = rounding.round, &rotation](MatrixView<float> rows) {
-          const auto row = [&](int64_t r) { return std::span(rows.row(r), static_cast<size_t>(rows.cols)); };
-          for (int64_t r = 0; r < rows.rows; ++r) rotation.rotate(row(r));
-          round(rows);
-          for (int64_t r = 0; r < rows.rows; ++r) rotation.restore(row(r));
-        };
-      }
-      const std::vector<AwqLinear> linears = {{layer.weight, rounding}};
+      const Rounding plain = rounding_of(scheme, layer.k, {});
+      const std::vector<AwqLinear> linears = {{layer.weight, rotates ? test::in_basis(plain, rotation) : plain}};
       const auto cpu = search_scales(linears, {mean_abs, layer.gram_view(), {}, {}});
       GroupCuda group(*work, gram(layer));
       const auto measured = group.add(layer.view(), scheme, {});

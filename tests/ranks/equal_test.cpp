@@ -13,8 +13,6 @@ struct Way {
   std::vector<std::string> options;
 };
 
-std::string own_text() { return bundled_model() + "/own/selfgen.txt"; }
-
 class RanksEqual : public OnRanks, public ::testing::WithParamInterface<Way> {};
 
 /// Each with fewer ranks than parts, and with more shards than one and another number of them than of ranks.

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <regex>
 #include <thread>
 
 #include "io/json.h"
@@ -12,12 +13,6 @@
 
 namespace w4q::test {
 namespace {
-
-size_t count(const std::string& text, std::string_view what) {
-  size_t found = 0;
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
-  return found;
-}
 
 class RanksFail : public OnRanks {};
 
@@ -29,7 +24,8 @@ TEST_F(RanksFail, WhatAllFindIsToldOnce) {
   const auto missing = run_ranks(3, {"quantize", path("nothing"), "-o", path("q"), "--quiet"});
   EXPECT_EQ(missing.status, 3);
   EXPECT_EQ(count(missing.err, "error:"), 1u) << missing.err;
-  EXPECT_NE(missing.err.find("at rank 0 of 3"), std::string::npos) << missing.err;
+  // Of the lowest that did not hear of another before: on a machine with load 12 that was not the first in 3 of 14 runs.
+  EXPECT_TRUE(std::regex_search(missing.err, std::regex("at rank [012] of 3, on "))) << missing.err;
   EXPECT_TRUE(names_in(path("")).empty());
 }
 

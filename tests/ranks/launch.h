@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../cli/program.h"
@@ -28,6 +29,16 @@ inline std::vector<std::string> mpirun(int ranks) {
 inline ProgramResult run_ranks(int ranks, std::vector<std::string> arguments) {
   arguments.insert(arguments.end(), {"--threads", "1"});
   return run_w4q_behind(mpirun(ranks), arguments);
+}
+
+/// A text that the bundled model wrote.
+inline std::string own_text() { return bundled_model() + "/own/selfgen.txt"; }
+
+/// How often `what` stands in a text.
+inline size_t count(const std::string& text, std::string_view what) {
+  size_t found = 0;
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
+  return found;
 }
 
 /// What stands beside an output, hidden things included.

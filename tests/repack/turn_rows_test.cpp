@@ -61,6 +61,8 @@ TEST(TurnRows, WordsOfTilesAreThoseOfThePackedStack) {
   expect_turned(turn_words<FragmentLane<4>>, "kbit-fragment", "kbit4-b32-e4m4", tiles_of_a_row);
   expect_turned(turn_words<FragmentLane<5>>, "kbit-fragment", "kbit5-b32-e4m4", tiles_of_a_row);
   expect_turned(turn_words<FragmentLane<3>>, "rotated-fragment", "rotated3-d128", tiles_of_a_row);
+  expect_turned(turn_words<FragmentLane<4>>, "float-fragment", "nvfp4", tiles_of_a_row);
+  expect_turned(turn_words<FragmentLane<8>>, "float-fragment", "fp8-channel", tiles_of_a_row);
   expect_turned(turn_words<MarlinLane<4>>, "marlin", "int4-g64-f16", 1);
   expect_turned(turn_words<MarlinLane<8>>, "marlin", "int8-row-f16", 1);
 }

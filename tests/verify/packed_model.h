@@ -10,6 +10,7 @@
 #include "io/checkpoint.h"
 #include "io/checkpoint_writer.h"
 #include "pipeline/quantize_model.h"
+#include "quantize/rounding.h"
 #include "support.h"
 #include "verify/ladder.h"
 
@@ -17,15 +18,21 @@ namespace w4q::test {
 
 inline std::filesystem::path bundled_model() { return testdata() / "w4q-llama-tiny"; }
 
-/// Quantizes the bundled model to `bits` bits into `folder`/q.
-inline std::filesystem::path quantized_model(const TemporaryFolder& folder, int bits) {
+/// Quantizes the bundled model into `folder`/q, each weight rounded by itself.
+inline std::filesystem::path quantized_model(const TemporaryFolder& folder, const formats::Scheme& scheme) {
   set_progress_enabled(false);
   pipeline::QuantizeRequest request;
   request.model = bundled_model();
   request.output = folder / "q";
-  request.scheme.bits = bits;
+  request.scheme = scheme;
+  request.method = quantize::rounding_quantizer(scheme).name;
   pipeline::quantize_model(request);
   return request.output;
+}
+inline std::filesystem::path quantized_model(const TemporaryFolder& folder, int bits) {
+  formats::Scheme scheme;
+  scheme.bits = bits;
+  return quantized_model(folder, scheme);
 }
 
 /// What to climb for.

@@ -147,15 +147,9 @@ TEST_F(Statistics, ANormOfAnotherTypeIsNamed) {
 /// A folder of the bundled model in a scheme, with planes changed.
 std::vector<std::string> faults_in(const char* scheme, const test::Change& change) {
   const test::TemporaryFolder folder;
-  set_progress_enabled(false);
-  pipeline::QuantizeRequest request;
-  request.model = test::bundled_model();
-  request.output = folder / "q";
-  request.scheme = formats::parse_scheme(scheme);
-  request.method = quantize::rounding_quantizer(request.scheme).name;
-  pipeline::quantize_model(request);
-  test::rewrite(request.output, change);
-  return faults_of_folder(request.output);
+  const auto model = test::quantized_model(folder, formats::parse_scheme(scheme));
+  test::rewrite(model, change);
+  return faults_of_folder(model);
 }
 
 TEST(StatisticsOfOtherSchemes, SignedCodesBesideZeroPointsAreNamed) {
@@ -245,16 +239,8 @@ TEST(StatisticsOfSoundFolders, SayNothing) {
   for (const char* scheme : {"kbit2-b32-e4m4", "rotated2-d128", "rotated4-row-f32", "int2-g64-f16-asym",
                              "int3-g128-bf16", "int4-g128-f16-asym", "int8-row-f16"}) {
     const test::TemporaryFolder folder;
-    set_progress_enabled(false);
-    pipeline::QuantizeRequest request;
-    request.model = test::bundled_model();
-    request.output = folder / "q";
-    request.scheme = formats::parse_scheme(scheme);
-    request.method = request.scheme.family == formats::SchemeFamily::integer   ? "rtn"
-                     : request.scheme.family == formats::SchemeFamily::rotated ? "rotated"
-                                                                               : "kbit";
-    pipeline::quantize_model(request);
-    const auto report = check_statistics(model::open_model(request.output));
+    const auto report =
+        check_statistics(model::open_model(test::quantized_model(folder, formats::parse_scheme(scheme))));
     EXPECT_THAT(report.faults, IsEmpty()) << scheme;
     EXPECT_THAT(report.warnings, IsEmpty()) << scheme;
   }

@@ -114,16 +114,7 @@ TEST(WeightLimit, SoundFoldersOfEverySchemeHold) {
        {"kbit2-b32-e4m4", "kbit3-b32-f16", "kbit5-b32-e4m4", "rotated2-d128", "rotated4-row-f32", "int2-row-f16",
         "int2-g64-f16-asym", "int3-g128-bf16", "int4-g32-f32", "int8-g128-f16-asym", "int8-row-f16"}) {
     const test::TemporaryFolder folder;
-    set_progress_enabled(false);
-    pipeline::QuantizeRequest request;
-    request.model = test::bundled_model();
-    request.output = folder / "q";
-    request.scheme = formats::parse_scheme(scheme);
-    request.method = request.scheme.family == formats::SchemeFamily::integer   ? "rtn"
-                     : request.scheme.family == formats::SchemeFamily::rotated ? "rotated"
-                                                                               : "kbit";
-    pipeline::quantize_model(request);
-    const auto report = compare(request.output);
+    const auto report = compare(test::quantized_model(folder, formats::parse_scheme(scheme)));
     EXPECT_TRUE(faults_of(report).empty()) << scheme;
     for (const auto& tensor : report.tensors) {
       ASSERT_TRUE(tensor.limit) << scheme << " " << tensor.name;

@@ -56,6 +56,17 @@ std::string config_text(const DialectSource& source, std::initializer_list<const
   return entry.value->get<std::string>();
 }
 
+const io::Json* config_overrides(const DialectSource& source, const char* key) {
+  constexpr size_t most = 10'000;
+  const auto found = source.config.find(key);
+  if (found == source.config.end() || found->is_null()) return nullptr;
+  if (!found->is_object() || found->size() > most) {
+    throw Error(ErrorCode::bad_file,
+                concat(source.place, ": \"", key, "\" is no object of at most ", most, " entries"));
+  }
+  return &*found;
+}
+
 std::string auto_round_words(const DialectSource& source) {
   const std::string method = config_text(source, {"quant_method"}, "");
   if (method != "auto-round" && method != "intel/auto-round") return {};

@@ -18,6 +18,9 @@ bool config_flag(const DialectSource& source, std::initializer_list<const char*>
 std::string config_text(const DialectSource& source, std::initializer_list<const char*> keys,
                         std::string_view fallback);
 
+/// The object of overrides at `key`, of at most 10,000 of them; null where none is there. Throws bad_file likewise.
+const io::Json* config_overrides(const DialectSource& source, const char* key);
+
 /// Whose words AutoRound's config says that its linears have: "gptq" or "awq"; empty: it is not AutoRound's, or its
 /// weights are no integers.
 std::string auto_round_words(const DialectSource& source);

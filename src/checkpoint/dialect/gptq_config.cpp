@@ -13,7 +13,6 @@
 namespace w4q::checkpoint {
 namespace {
 
-constexpr size_t max_rules = 10'000;
 constexpr std::string_view head = "lm_head";
 
 /// The keys of `source` over what `common` says.
@@ -87,12 +86,8 @@ GptqConfig::GptqConfig(const DialectSource& source) : common_(read_setting(sourc
     read_auto_round(source);
     return;
   }
-  const auto dynamic = source.config.find("dynamic");
-  if (dynamic == source.config.end() || dynamic->is_null()) return;
-  if (!dynamic->is_object() || dynamic->size() > max_rules) {
-    throw Error(ErrorCode::bad_file,
-                concat(source.place, ": \"dynamic\" is no object of at most ", max_rules, " rules"));
-  }
+  const io::Json* const dynamic = config_overrides(source, "dynamic");
+  if (dynamic == nullptr) return;
   for (const auto& [key, value] : dynamic->items()) {
     const std::string place = concat(source.place, ": dynamic[\"", printable(key), "\"]");
     const bool left_out = key.starts_with("-:"), marked = left_out || key.starts_with("+:");
@@ -109,12 +104,8 @@ GptqConfig::GptqConfig(const DialectSource& source) : common_(read_setting(sourc
 
 /// AutoRound lists linears of other settings by their paths, the ends of those, or expressions; 16 bits: it is not packed.
 void GptqConfig::read_auto_round(const DialectSource& source) {
-  const auto extra = source.config.find("extra_config");
-  if (extra == source.config.end() || extra->is_null()) return;
-  if (!extra->is_object() || extra->size() > max_rules) {
-    throw Error(ErrorCode::bad_file,
-                concat(source.place, ": \"extra_config\" is no object of at most ", max_rules, " entries"));
-  }
+  const io::Json* const extra = config_overrides(source, "extra_config");
+  if (extra == nullptr) return;
   for (const auto& [key, value] : extra->items()) {
     const std::string place = concat(source.place, ": extra_config[\"", printable(key), "\"]");
     if (!value.is_object()) throw Error(ErrorCode::bad_file, place + " is not an object");

@@ -35,7 +35,6 @@ using io::Json;
 constexpr std::string_view codes_suffix = ".weight", scales_suffix = ".weight_scale", zeros_suffix = ".zero_point",
                            factor_suffix = ".weight_scale_2";
 constexpr std::string_view head = "lm_head";
-constexpr size_t max_rules = 1 << 16;
 constexpr FloatNames float_names{codes_suffix, scales_suffix, factor_suffix, false, false};
 
 /// Humming's names of types of codes and of scales.
@@ -84,12 +83,8 @@ Setting read_setting(const Json& config, const std::string& place, const io::Che
 class Settings {
  public:
   explicit Settings(const DialectSource& source) : source_(source) {
-    const auto dynamic = source.config.find("dynamic");
-    if (dynamic == source.config.end() || dynamic->is_null()) return;
-    if (!dynamic->is_object() || dynamic->size() > max_rules) {
-      throw Error(ErrorCode::bad_file,
-                  concat(source.place, ": \"dynamic\" is no object of at most ", max_rules, " rules"));
-    }
+    const Json* const dynamic = config_overrides(source, "dynamic");
+    if (dynamic == nullptr) return;
     for (const auto& [key, value] : dynamic->items()) {
       if (!key.starts_with("+:")) continue;
       const std::string place = concat(source.place, ": dynamic[\"", printable(key), "\"]");

@@ -30,10 +30,12 @@ struct Launch {
   const void* output_scales;  ///< one scale per output, in Marlin's order of a single group; null: none
   bool bf16_output_scales;
   bool output_scales_in_order;  ///< in the order of outputs instead
+  bool fp32_output_scales;      ///< f32, in the order of outputs
   void* y;
   bool fp32;               ///< y and the residual are f32, else of the activations' type
   MailboxWord* mailboxes;  ///< sums of N-tiles that blocks share: 64 outputs × rows per block, empty between launches
   float table_factor;      ///< the codebook times this is what the table holds
+  float scale_factor;      ///< scales times this are what weights are multiplied by, where scales are rounded for that
   float result_factor;     ///< takes all factors out of the sums again
   bool aligned;            ///< rows of x may be read 16 bytes at a time
   bool overlap;            ///< begin while the launch before is still running, as far as the weights go
@@ -45,6 +47,7 @@ struct Launch {
 
 /// The scale of an output where all inputs are one group (layout_marlin.h).
 __device__ __forceinline__ float output_scale(const Launch& args, int row) {
+  if (args.fp32_output_scales) return __ldg(static_cast<const float*>(args.output_scales) + row);
   const int at = args.output_scales_in_order ? row : repack::MarlinMap::single_order(row);
   const unsigned short bits = __ldg(static_cast<const unsigned short*>(args.output_scales) + at);
   return args.bf16_output_scales ? __uint_as_float(static_cast<uint32_t>(bits) << 16)

@@ -1,60 +1,7 @@
-// kbit linear layer for 17 to 64 activation rows (gemm_block.cuh): codes become values by a table in shared memory, and
-// values are scaled in registers.
-#include "kernels/frame/gemm_block.cuh"
-#include "kernels/kbit/launch.cuh"
+// kbit linear layer for 17 to 64 activation rows (gemm_block.cuh).
+#include "kernels/kbit/gemm_kernel.cuh"
 
 namespace w4q::kernels::kbit {
-namespace {
-
-constexpr int table_kilobytes = 32;
-
-struct ChunkOrder : frame::FragmentChunks {
-  template <class Scalar>
-  __device__ static void fetch(const Launch& args, const Scalar* row, int64_t first, char* to) {
-    fetch_chunk(row, first, args.k, args.aligned, to);
-  }
-};
-
-template <int bits, class Activation, class Scales>
-struct KbitWeights {
-  using Args = Launch;
-  using Type = Activation;
-  using Order = ChunkOrder;
-  using View = LanePairs<bits, table_kilobytes>;
-  static constexpr int table_bytes = table_kilobytes * 1024;
-
-  struct Tile {
-    WeightTile<bits> codes;
-    typename Scales::Packed scales;
-  };
-  struct Reader {
-    WeightReader<bits, Scales> tiles;
-    int k_tiles;
-    __device__ explicit Reader(const Launch& args) : tiles(args.codes, args.scales), k_tiles(args.k_tiles) {}
-    __device__ void load(Tile& tile, int n_tile, int column) const {
-      const int64_t index = static_cast<int64_t>(n_tile) * k_tiles + column;
-      tiles.load(tile.codes, index);
-      tiles.load(tile.scales, index);
-    }
-  };
-
-  __device__ static void fill(char* table, const Launch& args) {
-    PairTable<bits, table_kilobytes>::template fill<Type>(table, args.codebook, args.table_factor);
-  }
-
-  template <int groups>
-  __device__ __forceinline__ static void multiply(const Tile& tile, int block, const uint4 (&x)[groups],
-                                                  const View& table, const Launch&, frame::Accumulator<groups>& sums) {
-#pragma unroll
-    for (int r = 0; r < Map::row_tiles; ++r) {
-      const uint32_t scale[2] = {Scales::template pair<Type>(tile.scales, block, r, 0),
-                                 Scales::template pair<Type>(tile.scales, block, r, 1)};
-      frame::multiply_row_tile<Type>(tile.codes, r, block, scale, x, table, sums);
-    }
-  }
-};
-
-}  // namespace
 
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks,
                  const device::Stream& stream, std::string_view shape) {

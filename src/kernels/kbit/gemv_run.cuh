@@ -13,7 +13,7 @@ using frame::Products;
 constexpr int gemv_table_kilobytes = 64;
 
 /// One place of the ring of tiles in flight. With more than one row it carries the tile's scales and activations too;
-/// one row loads these per span.
+/// one row loads these per span, but for scales that weights meet.
 template <int bits, class Scales, int rows>
 struct Slot {
   WeightTile<bits> codes;
@@ -21,16 +21,24 @@ struct Slot {
   uint4 x[2][Columns<rows>::groups];  ///< fewer than eight rows: only [0], of the block of the lane's column
 };
 
-/// Multiplies one block (two mma steps) of a tile with the lane's activations `x`.
-template <int bits, class Type, int groups, class Table>
+/// Weights that meet their scales as sums.
+struct Unscaled {
+  __device__ void operator()(int, uint32_t (&)[4]) const {}
+};
+
+/// Multiplies one block (two mma steps) of a tile with the lane's activations `x`; scale(row_tile, registers) is done to
+/// weights before.
+template <int bits, class Type, int groups, class Table, class Scale = Unscaled>
 __device__ __forceinline__ void multiply_block(const WeightTile<bits>& tile, int block, const uint4 (&x)[groups],
-                                               const Table& table, Products<groups>& products) {
+                                               const Table& table, Products<groups>& products,
+                                               const Scale& scale = {}) {
 #pragma unroll
   for (int r = 0; r < Map::row_tiles; ++r) {
 #pragma unroll
     for (int step = 2 * block; step < 2 * block + 2; ++step) {
       uint32_t a[4];
       tile.decode(r, step, table, a);
+      scale(r, a);
 #pragma unroll
       for (int group = 0; group < groups; ++group) {
         const uint2 b = frame::block_step(x[group], step);
@@ -47,6 +55,7 @@ struct Run {
   using Scalar = typename Type::Scalar;
   using Table = LanePairs<bits, gemv_table_kilobytes>;
   using At = frame::Span<tiles>;
+  using SumScales = std::conditional_t<scales_weights<Scales>, UnitScales, Scales>;
 
   const Launch& args;
   const WeightReader<bits, Scales> weights;
@@ -56,8 +65,8 @@ struct Run {
   At span;
   typename Route::At place;  ///< of the span
   Slot<bits, Scales, rows> ring[tiles];
-  typename Scales::Packed scales;  ///< one row: those of the tile whose sums the lane gets
-  uint4 x;                         ///< one row: of the tile and block that the lane's column holds
+  typename SumScales::Packed scales;  ///< one row: those of the tile whose sums the lane gets
+  uint4 x;                            ///< one row: of the tile and block that the lane's column holds
 
   __device__ Run(const Launch& launch, int begin, int past)
       : args(launch),
@@ -93,7 +102,7 @@ struct Run {
     const int before = next.count > 0 ? route.tiles_before(args, next.group, next_place) : 0;
     if constexpr (rows == 1) {
       const uint4 span_x = x;
-      const typename Scales::Packed span_scales = scales;
+      const typename SumScales::Packed span_scales = scales;
       if (next.count > 0) {
         load_span_activations(next, next_place);
         load_span_scales(next, before);
@@ -104,7 +113,7 @@ struct Run {
           span, next, [&](int j) { multiply_tile(ring[j], j, span_x, table, products); },
           [&](int j) { load_weights(ring[j], next, j, before); });
       if constexpr (requires { route.share_of(place); }) products.scale(route.share_of(place));
-      totals.template add_tile<Scales>(products, span_scales);
+      totals.template add_tile<SumScales>(products, span_scales);
     } else {
       frame::turn_ring(
           span, next, [&](int j) { multiply_rows(ring[j], table, totals); },
@@ -123,7 +132,7 @@ struct Run {
   __device__ void load_weights(RingSlot& slot, const At& at, int j, int before) {
     const int tile = at.tile + j + before;
     weights.load(slot.codes, tile);
-    if (rows > 1) weights.load(slot.scales, tile);
+    if (rows > 1 || scales_weights<Scales>) weights.load(slot.scales, tile);
   }
   __device__ void load_activations(RingSlot& slot, const At& at, int j) {
     if constexpr (rows < 8) {
@@ -140,11 +149,36 @@ struct Run {
   }
   /// The tiles beyond the span have no sums and their columns are never filled: any tile of the span will do.
   __device__ void load_span_scales(const At& at, int before) {
-    weights.load(scales, at.tile + before + min(Columns<rows>::sum_tile(), at.count - 1));
+    if constexpr (!scales_weights<Scales>) {
+      weights.load(scales, at.tile + before + min(Columns<rows>::sum_tile(), at.count - 1));
+    }
+  }
+  /// What sums are still to meet.
+  __device__ static typename SumScales::Packed scales_of(const RingSlot& slot) {
+    if constexpr (scales_weights<Scales>) {
+      return {};
+    } else {
+      return slot.scales;
+    }
   }
   __device__ void load_span_activations(const At& at, typename Route::At from) {
     x = activations.load(at.column + min(Columns<rows>::tile(), at.count - 1), Columns<rows>::block(), 0,
                          route.inputs_before(from));
+  }
+
+  template <int groups>
+  __device__ static void multiply(const RingSlot& slot, int block, const uint4 (&x)[groups], const Table& table,
+                                  Products<groups>& products) {
+    if constexpr (scales_weights<Scales>) {
+      multiply_block<bits, Type>(slot.codes, block, x, table, products, [&](int row_tile, uint32_t(&a)[4]) {
+        uint32_t scale[2];
+        scale_registers<Type, Scales>(slot.scales, block, row_tile, 1, scale);
+#pragma unroll
+        for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
+      });
+    } else {
+      multiply_block<bits, Type>(slot.codes, block, x, table, products);
+    }
   }
 
   /// One row: the tile's two blocks go to columns of their own.
@@ -154,7 +188,7 @@ struct Run {
     for (int block = 0; block < 2; ++block) {
       const bool mine = Columns<rows>::tile() == j && Columns<rows>::block() == block;
       const uint4 b[1] = {frame::keep_if(mine, x)};
-      multiply_block<bits, Type>(slot.codes, block, b, table, products);
+      multiply(slot, block, b, table, products);
     }
   }
   __device__ static void multiply_rows(const RingSlot& slot, const Table& table, frame::Totals<rows>& totals) {
@@ -164,14 +198,14 @@ struct Run {
     for (int block = 0; block < 2; ++block) {
       if constexpr (rows < 8) {
         const uint4 b[1] = {frame::keep_if(Columns<rows>::block() == block, slot.x[0][0])};
-        multiply_block<bits, Type>(slot.codes, block, b, table, products);
+        multiply(slot, block, b, table, products);
       } else {
-        multiply_block<bits, Type>(slot.codes, block, slot.x[block], table, products);
-        totals.template add_block<Scales>(products, slot.scales, block);
+        multiply(slot, block, slot.x[block], table, products);
+        totals.template add_block<SumScales>(products, scales_of(slot), block);
         products.clear();
       }
     }
-    if constexpr (rows < 8) totals.template add_tile<Scales>(products, slot.scales);
+    if constexpr (rows < 8) totals.template add_tile<SumScales>(products, scales_of(slot));
   }
 };
 

@@ -62,6 +62,39 @@ struct F16Scales {
   }
 };
 
+/// How many lanes read the same scales; four, those of a row of outputs, where a kind of scales does not say otherwise.
+template <class Scales>
+constexpr int sharers = 4;
+template <class Scales>
+requires requires { Scales::sharers; }
+constexpr int sharers<Scales> = Scales::sharers;
+
+/// Whether weights are multiplied by their scales, whatever the number of rows; else sums are where there are few.
+template <class Scales>
+constexpr bool scales_weights = requires {
+  requires Scales::on_weights;
+};
+
+/// Of sums that have met their scales.
+struct UnitScales {
+  struct Packed {};
+  __device__ static float2 pair_of_sums(const Packed&, int, int) { return make_float2(1, 1); }
+};
+
+/// The scale of rows g and that of rows g + 8 of a row tile, each twice in a register.
+template <class Type, class Scales>
+__device__ __forceinline__ void scale_registers(const typename Scales::Packed& packed, int block, int row_tile,
+                                                float factor, uint32_t (&scale)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if constexpr (requires { Scales::template rounded_pair<Type>(packed, block, row_tile, half, factor); }) {
+      scale[half] = Scales::template rounded_pair<Type>(packed, block, row_tile, half, factor);
+    } else {
+      scale[half] = Scales::template pair<Type>(packed, block, row_tile, half);
+    }
+  }
+}
+
 /// One lane's codes of a 64 × 64 tile.
 template <int bits>
 struct WeightTile {
@@ -93,12 +126,15 @@ struct WeightReader {
 
   __device__ WeightReader(const uint32_t* all_codes, const void* all_scales)
       : codes(reinterpret_cast<const uint4*>(all_codes) + threadIdx.x % 32),
-        scales(static_cast<const char*>(all_scales) + threadIdx.x % 32 / 4 * Scales::bytes_per_lane) {}
+        scales(static_cast<const char*>(all_scales) + threadIdx.x % 32 / sharers<Scales> * Scales::bytes_per_lane) {}
 
   __device__ void load(WeightTile<bits>& tile, int64_t index) const { tile.load(codes, index); }
   __device__ void load(typename Scales::Packed& packed, int64_t index) const {
-    const auto* from = reinterpret_cast<const uint4*>(scales + index * (8 * Scales::bytes_per_lane));
-    if constexpr (Scales::bytes_per_lane == 16) {
+    const char* const first = scales + index * (32 / sharers<Scales> * Scales::bytes_per_lane);
+    const auto* const from = reinterpret_cast<const uint4*>(first);
+    if constexpr (requires { Scales::load(packed, first); }) {
+      Scales::load(packed, first);
+    } else if constexpr (Scales::bytes_per_lane == 16) {
       packed.bytes = __ldg(from);
     } else {
       packed.blocks[0] = __ldg(from);

@@ -44,17 +44,19 @@ struct DevicePass {
   std::string_view layout = "kbit-fragment";
   int64_t n = 0;
   int64_t k = 0;
-  const uint32_t* codes = nullptr;       ///< of f16_rows [n × k] halves
-  const void* scales = nullptr;          ///< E4M4 bytes or f16; of rotated-fragment f16 norms at norm_place; of
-                                         ///< trellis-fragment f16 of rows
-  const float* codebook = nullptr;       ///< [2^bits]; of trellises none
-  float table_max = 1;                   ///< largest magnitude of the codebook; of trellises the unit u
-  float table_stretch = 1;               ///< 1 to 2: its entries times this are nearest to f16 (table_stretch.h)
-  float product_stretch = 1;             ///< the same of their products with E4M4 scales
-  float table_over_first = 0;            ///< its table is this times that of the first pass; 0: they are not alike
-  float scale_max = 31;                  ///< an upper bound of the scales: keeps f16 products in range
-  const uint32_t* zeros = nullptr;       ///< integer, asymmetric: the zero points of the layout
-  const int32_t* input_order = nullptr;  ///< integer, act order: [k] the input that stands at each place
+  const uint32_t* codes = nullptr;        ///< of f16_rows [n × k] halves
+  const void* scales = nullptr;           ///< E4M4 bytes or f16; of rotated-fragment f16 norms at norm_place; of
+                                          ///< trellis-fragment f16 of rows; of float-fragment the layout's, of FP8 the
+                                          ///< f32 pairs of kernels/small_float/tile_scales.h
+  const float* codebook = nullptr;        ///< [2^bits]; of trellises none
+  float table_max = 1;                    ///< largest magnitude of the codebook; of trellises the unit u
+  float table_stretch = 1;                ///< 1 to 2: its entries times this are nearest to f16 (table_stretch.h)
+  float product_stretch = 1;              ///< the same of their products with E4M4 scales
+  float table_over_first = 0;             ///< its table is this times that of the first pass; 0: they are not alike
+  float scale_max = 31;                   ///< an upper bound of the scales: keeps f16 products in range
+  const float* output_factors = nullptr;  ///< of float-fragment: [n] that outputs are multiplied by; null: none
+  const uint32_t* zeros = nullptr;        ///< integer, asymmetric: the zero points of the layout
+  const int32_t* input_order = nullptr;   ///< integer, act order: [k] the input that stands at each place
   DeviceRotation rotation = {};
   bool resident = true;  ///< false: its planes come to the GPU for each product (PassSource)
 };
@@ -193,6 +195,22 @@ ExpertPrefetch expert_codes(const DeviceLinear& linear, int64_t n);
 /// In one launch. Throws bad_argument for a linear that does not route.
 void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const RoutedCall& call,
                      const Workspace& workspace, const device::Stream& stream);
+/// Many rows through the weights of a linear that stand one below the other, each through its own: rows that have been sorted
+/// by the experts that they are sent to.
+struct GroupedCall {
+  const __half* x = nullptr;         ///< [rows × k]
+  const RowGroup* groups = nullptr;  ///< [count], in GPU memory, none of them empty
+  int count = 0;                     ///< at most 65535
+  int most_rows = 0;                 ///< of a group, at most most_group_rows
+  int64_t n = 0;                     ///< outputs of one weight, a multiple of 64
+  void* y = nullptr;                 ///< f32 [rows × n]; with `swiglu` f16 [rows × n/2]
+  bool swiglu = false;               ///< of gates and ups in turn
+};
+/// Whether a linear of weights with n outputs each can be multiplied so.
+bool multiplies_groups(const device::Properties& gpu, const DeviceLinear& linear, int64_t n);
+/// In one launch. Throws bad_argument for a linear whose groups cannot be multiplied.
+void multiply_groups(const DeviceLinear& linear, const LaunchPlan& plan, const GroupedCall& call,
+                     const device::Stream& stream);
 /// Weight `index` of so many outputs by itself: planes of the same memory. Of one pass that routes, or of 16-bit rows.
 DeviceLinear one_of(const DeviceLinear& linear, int64_t index, int64_t n);
 

@@ -51,6 +51,9 @@ HWY_EXPORT(dot);
 /// Rows of W that one task decodes: 64 keep a task's scratch in the second cache level up to k = 8192, and are enough
 /// for the matrix product to run near its peak.
 constexpr int64_t row_block = 64;
+/// From so many rows of x on tasks have as many of them, and more of W: to decode it again takes less than packing x for
+/// a narrow product.
+constexpr int64_t many_rows = 512, wide_block = 256;
 /// Up to so many rows of x, a dot product per output beats packing matrices.
 constexpr int64_t few_rows = 4;
 /// Weights that such a task reads at least: some 50 µs of work, which waking another thread is worth.
@@ -125,15 +128,20 @@ void multiply_block(const DecodeRows& decode, int64_t begin, MatrixView<const fl
 
 /// y ← x · Wᵀ, or y + x · Wᵀ if `add`, for the rows of W that `decode` decodes.
 void multiply(const DecodeRows& decode, MatrixView<const float> x, MatrixView<float> y, bool add) {
-  const bool few = x.rows <= few_rows;
+  const bool few = x.rows <= few_rows, many = x.rows >= many_rows;
   const auto product = few ? multiply_few : multiply_block;
-  const int64_t grain = few ? std::max(row_block, few_rows_weights / std::max<int64_t>(x.cols, 1)) : row_block;
-  parallel_for(y.cols, grain, [&](int64_t begin, int64_t end) {
-    const MatrixView<float> block(y.data + begin, y.rows, end - begin, y.stride);
-    if (!add) return product(decode, begin, x, block);
+  const int64_t narrow = few ? std::max(row_block, few_rows_weights / std::max<int64_t>(x.cols, 1)) : row_block;
+  const int64_t grain = many ? wide_block : narrow, rows = many ? many_rows : x.rows;
+  const int64_t blocks = (y.cols + grain - 1) / grain, parts = many ? (x.rows + rows - 1) / rows : 1;
+  parallel_for(blocks * parts, 1, [&](int64_t task, int64_t) {
+    const int64_t begin = task % blocks * grain, end = std::min(begin + grain, y.cols);
+    const int64_t first = task / blocks * rows, count = std::min(rows, x.rows - first);
+    const MatrixView<const float> part(x.row(first), count, x.cols, x.stride);
+    const MatrixView<float> block(y.row(first) + begin, count, end - begin, y.stride);
+    if (!add) return product(decode, begin, part, block);
     std::vector<float> memory(static_cast<size_t>(block.rows * block.cols));
     const MatrixView<float> more(memory.data(), block.rows, block.cols);
-    product(decode, begin, x, more);
+    product(decode, begin, part, more);
     for (int64_t r = 0; r < block.rows; ++r) {
       for (int64_t c = 0; c < block.cols; ++c) block.row(r)[c] += more.row(r)[c];
     }

@@ -6,6 +6,7 @@
 #include "device/alignment.h"
 #include "kernels/elementwise/elementwise_cuda.h"
 #include "kernels/linear/kernel_row.h"
+#include "repack/layout_float_fragment.h"
 
 namespace w4q::kernels {
 namespace {
@@ -21,6 +22,16 @@ LinearDesc describe_passes(const device::Properties& gpu, const DeviceLinear& li
           .passes = std::span(linear.passes).subspan(first, count),
           .m = rows,
           .input_scaled = linear.input_scale != nullptr};
+}
+
+/// The first row that takes many weights of such a linear, or null.
+const KernelRow* grouped_row(const device::Properties& gpu, const DeviceLinear& linear) {
+  if (linear.passes.size() != 1 || linear.input_scale != nullptr) return nullptr;
+  const LinearDesc desc{.gpu = gpu, .passes = linear.passes, .m = most_group_rows};
+  const auto rows = kernel_registry();
+  const auto found = std::ranges::find_if(
+      rows, [&](const KernelRow& row) { return row.run_grouped != nullptr && row.accepts(desc, nullptr); });
+  return found == rows.end() ? nullptr : &*found;
 }
 
 LaunchSteps choose(const DeviceLinear& linear, const LinearDesc& call) {
@@ -96,6 +107,12 @@ void scale_input(const DeviceLinear& linear, const LaunchSteps& steps, LinearArg
       reinterpret_cast<__half*>(static_cast<std::byte*>(args.workspace.scratch) + args.workspace.sizes.scratch);
   divide_columns_cuda(static_cast<const __half*>(args.x), linear.input_scale, args.m, linear.k(), scaled, stream);
   args.x = scaled;
+}
+
+/// Bytes of scales that a tile of float-fragment has on a GPU: of FP8 two floats.
+int64_t float_tile_scale_bytes(const formats::Scheme& scheme) {
+  const bool in_blocks = scheme.bits == 4 || scheme.block == 32;
+  return in_blocks ? repack::FloatFragmentMap::scales_of_tile(scheme.block) : int64_t{2} * sizeof(float);
 }
 
 }  // namespace
@@ -252,12 +269,44 @@ void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const R
   plan.steps(1).front().row->run_routed(args, {routes, call.choice, call.next}, stream);
 }
 
+bool multiplies_groups(const device::Properties& gpu, const DeviceLinear& linear, int64_t n) {
+  return n % 64 == 0 && linear.n() % n == 0 && grouped_row(gpu, linear) != nullptr;
+}
+
+void multiply_groups(const DeviceLinear& linear, const LaunchPlan& plan, const GroupedCall& call,
+                     const device::Stream& stream) {
+  const device::Properties& gpu = stream.context().properties();
+  const bool gated = call.swiglu;
+  if (!multiplies_groups(gpu, linear, call.n) || call.count < 1 || call.count > 65535 || call.most_rows < 1 ||
+      call.most_rows > most_group_rows || (gated && linear.gates != GateOrder::turns)) {
+    throw Error(ErrorCode::bad_argument,
+                concat("linear: ", call.count, " groups of rows by many weights of ", plan.text))
+        .hint("multiplies_groups() says what can be; at most 65535 groups of 64 rows");
+  }
+  DevicePass pass = linear.passes.front();
+  pass.n = call.n;
+  LinearArgs args;
+  args.m = call.most_rows;
+  args.x = call.x;
+  args.ldx = linear.k();
+  args.y = call.y;
+  args.ldy = gated ? call.n / 2 : call.n;
+  args.fp32 = !gated;
+  args.fusion.swiglu = gated;
+  args.passes = {&pass, 1};
+  args.shape = plan.text;
+  args.bias = linear.bias;
+  grouped_row(gpu, linear)->run_grouped(args, {call.groups, call.count, call.most_rows}, stream);
+}
+
 DeviceLinear one_of(const DeviceLinear& linear, int64_t index, int64_t n) {
   ensure(linear.passes.size() == 1 && linear.n() % n == 0, "one_of: not one of many weights");
   DeviceLinear result = linear;
   DevicePass& pass = result.passes.front();
   const bool halves = pass.layout == f16_rows;
-  ensure(halves || (pass.layout == "kbit-fragment" && n % 64 == 0), "one_of: weights that cannot be told apart");
+  const bool floats = pass.layout == "float-fragment";
+  ensure(halves || ((floats || pass.layout == "kbit-fragment") && n % 64 == 0),
+         "one_of: weights that cannot be told apart");
   pass.n = n;
   if (halves) {
     pass.codes += index * n * pass.k / 2;
@@ -265,7 +314,9 @@ DeviceLinear one_of(const DeviceLinear& linear, int64_t index, int64_t n) {
     const int64_t tiles = index * (n / 64) * ((pass.k + 63) / 64);
     const int64_t scale_bytes = pass.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
     pass.codes += tiles * 64 * 64 * pass.scheme.bits / 32;
-    pass.scales = static_cast<const std::byte*>(pass.scales) + tiles * 64 * 2 * scale_bytes;
+    const int64_t tile_bytes = floats ? float_tile_scale_bytes(pass.scheme) : 64 * 2 * scale_bytes;
+    pass.scales = static_cast<const std::byte*>(pass.scales) + tiles * tile_bytes;
+    if (pass.output_factors != nullptr) pass.output_factors += index * n;
   }
   if (result.bias != nullptr) result.bias += index * n;
   return result;

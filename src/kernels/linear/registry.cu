@@ -97,6 +97,7 @@ frame::Launch prepare(const LinearArgs& args) {
   launch.aligned = aligned(args.x, 16) && args.ldx % 8 == 0;
   launch.overlap = args.weights_ready;
   launch.result_factor = 1;
+  launch.scale_factor = 1;
   launch.fusion = args.fusion;
   launch.prefetch = static_cast<const char*>(args.prefetch.codes);
   launch.prefetch_bytes = args.prefetch.bytes;
@@ -139,8 +140,8 @@ LinearDesc describe(const LinearArgs& args, const device::Properties& gpu) {
 std::span<const KernelRow> kernel_registry() noexcept {
   static const std::vector<KernelRow> all = [] {
     std::vector<KernelRow> rows;
-    for (const auto family :
-         {wgmma_rows(), kbit_rows(), integer_rows(), int8_rows(), rotated_rows(), trellis_rows(), dense_rows()}) {
+    for (const auto family : {wgmma_rows(), kbit_rows(), integer_rows(), int8_rows(), rotated_rows(), trellis_rows(),
+                              float_rows(), dense_rows()}) {
       rows.insert(rows.end(), family.begin(), family.end());
     }
     return rows;

@@ -26,6 +26,7 @@ std::span<const KernelRow> integer_rows() noexcept;
 std::span<const KernelRow> int8_rows() noexcept;
 std::span<const KernelRow> rotated_rows() noexcept;
 std::span<const KernelRow> trellis_rows() noexcept;
+std::span<const KernelRow> float_rows() noexcept;
 /// Of 16-bit weights (dense_rows_cuda.cu).
 std::span<const KernelRow> dense_rows() noexcept;
 /// Of kbit and integers, on sm_90a (wgmma/rows.cu). They come before the others.
