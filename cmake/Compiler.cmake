@@ -25,7 +25,10 @@ endif()
 
 add_library(w4q_flags INTERFACE)
 target_compile_options(w4q_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wnon-virtual-dtor -Woverloaded-virtual -Werror>
+  # Of files compiled together (cmake/Unity.cmake) a name local to one may hide in another what is local there, and what is
+  # local to one is in another's eyes included.
+  $<$<COMPILE_LANGUAGE:CXX>:$<IF:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>,-Wno-subobject-linkage,-Wshadow>>
   # GCC 13 takes every function that is given a temporary and returns a reference for one that returns it.
   $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,13>>:-Wno-dangling-reference>
   # Bytes of a quantized model must not depend on what the compiler fuses: no contraction anywhere.
@@ -35,6 +38,18 @@ target_compile_options(w4q_flags INTERFACE
 add_library(w4q_plain_flags INTERFACE)
 target_link_libraries(w4q_plain_flags INTERFACE w4q_flags)
 target_compile_options(w4q_plain_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O${W4Q_PLAIN_OPTIMIZE}>)
+
+# Loops are compiled for five instruction sets, of which a machine takes one.
+set(W4Q_SIMD ALL CACHE STRING "Instruction sets of loops: ALL, or HERE: the best of this machine and the least")
+set_property(CACHE W4Q_SIMD PROPERTY STRINGS ALL HERE)
+if(W4Q_SIMD STREQUAL "HERE" AND EXISTS /proc/cpuinfo)
+  file(STRINGS /proc/cpuinfo flags REGEX "^flags.* avx2" LIMIT_COUNT 1)
+  if(flags MATCHES " avx512vl")
+    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX2)>")
+  elseif(flags)
+    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3)>")
+  endif()
+endif()
 
 if(W4Q_SANITIZE)
   add_compile_options(-fsanitize=${W4Q_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)

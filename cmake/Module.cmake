@@ -1,13 +1,14 @@
 # w4q_module(NAME FLOOR n [DEPENDS modules…] [HEADERS_ONLY_FROM module/header…] [ROOMS "room: rooms…"…] SOURCES …
-#            [ALONE files…] [PACKAGES targets…] [PRIVATE_PACKAGES targets…])
+#            [ALONE files…] [APART "file file…"…] [PACKAGES targets…] [PRIVATE_PACKAGES targets…])
 #
 # Declares the static library w4q_NAME made of the folder src/NAME. A module may depend on modules of lower floors
 # only, and its files may include headers of declared dependencies only: both are checked at configure time, so an
 # upward or sideways edge cannot be built (docs/design.md 2). Of a module that HEADERS_ONLY_FROM names, only the headers
 # named there. ROOMS lists the folders of src/NAME, each with those before it whose headers it may include. Only device
-# calls the CUDA runtime. ALONE are files that cannot be compiled together with others (cmake/Unity.cmake).
+# calls the CUDA runtime. ALONE are files that cannot be compiled together with others, APART those that cannot with each
+# other (cmake/Unity.cmake).
 function(w4q_module NAME)
-  cmake_parse_arguments(ARG "" "FLOOR" "DEPENDS;HEADERS_ONLY_FROM;ROOMS;SOURCES;ALONE;PACKAGES;PRIVATE_PACKAGES" ${ARGN})
+  cmake_parse_arguments(ARG "" "FLOOR" "DEPENDS;HEADERS_ONLY_FROM;ROOMS;SOURCES;ALONE;APART;PACKAGES;PRIVATE_PACKAGES" ${ARGN})
   set_property(GLOBAL PROPERTY W4Q_FLOOR_${NAME} ${ARG_FLOOR})
   foreach(dependency ${ARG_DEPENDS})
     get_property(dependency_floor GLOBAL PROPERTY W4Q_FLOOR_${dependency})
@@ -30,7 +31,7 @@ function(w4q_module NAME)
 
   set_property(GLOBAL APPEND PROPERTY W4Q_MODULES ${NAME})
   add_library(w4q_${NAME} STATIC ${ARG_SOURCES})
-  w4q_unity(w4q_${NAME} ${ARG_ALONE})
+  w4q_unity(w4q_${NAME} ALONE ${ARG_ALONE} APART ${ARG_APART})
   w4q_use_prelude(w4q_${NAME} w4q_prelude)
   target_include_directories(w4q_${NAME} PUBLIC ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(w4q_${NAME} PRIVATE w4q_flags ${ARG_PRIVATE_PACKAGES} PUBLIC ${ARG_PACKAGES})
@@ -115,13 +116,13 @@ function(w4q_check_cuda_calls NAME)
   endforeach()
 endfunction()
 
-# w4q_test(NAME SOURCES … [ALONE files…] [TOGETHER suites…] LINK modules…): one GoogleTest program tests_NAME, each case
+# w4q_test(NAME SOURCES … [ALONE files…] [APART "file file…"…] [TOGETHER suites…] LINK modules…): one GoogleTest program tests_NAME, each case
 # its own ctest entry, but for the suites that are run TOGETHER since what they set up takes longer than their cases.
-# ALONE are those of the sources that cannot be compiled together with others.
+# ALONE are those of the sources that cannot be compiled together with others, APART those that cannot with each other.
 function(w4q_test NAME)
-  cmake_parse_arguments(ARG "" "" "SOURCES;ALONE;TOGETHER;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;ALONE;APART;TOGETHER;LINK" ${ARGN})
   add_executable(tests_${NAME} ${ARG_SOURCES})
-  w4q_unity(tests_${NAME} ${ARG_ALONE})
+  w4q_unity(tests_${NAME} ALONE ${ARG_ALONE} APART ${ARG_APART})
   w4q_use_prelude(tests_${NAME} w4q_test_prelude)
   target_link_libraries(tests_${NAME} PRIVATE w4q_plain_flags w4q_test_support GTest::gtest GTest::gmock GTest::gtest_main)
   foreach(module ${ARG_LINK})

@@ -40,6 +40,7 @@ std::unique_ptr<CLI::App> make_program(Action& action) {
   setup_repack(app, action);
   setup_verify(app, action);
   setup_compare(app, action);
+  setup_report(app, action);
   setup_inspect(app, action);
   setup_hash(app, action);
   setup_clean(app, action);

@@ -132,6 +132,7 @@ void setup_calibrate(CLI::App& app, Action& action);
 void setup_repack(CLI::App& app, Action& action);
 void setup_verify(CLI::App& app, Action& action);
 void setup_compare(CLI::App& app, Action& action);
+void setup_report(CLI::App& app, Action& action);
 void setup_hash(CLI::App& app, Action& action);
 void setup_clean(CLI::App& app, Action& action);
 void setup_inspect(CLI::App& app, Action& action);

@@ -19,7 +19,8 @@ inline constexpr JsonSchema quantize{"quantize"}, quantize_to{"quantize-to"}, pl
     inspect{"inspect"}, inspect_packed{"inspect-packed"}, inspect_tensor{"inspect-tensor"},
     inspect_gguf{"inspect-gguf"}, inspect_gguf_tensor{"inspect-gguf-tensor"}, hash{"hash"}, clean{"clean"},
     list{"list"}, list_layouts{"list-layouts"}, list_dialects{"list-dialects"}, list_servers{"list-servers"},
-    tokenize{"tokenize"}, tokenize_render{"tokenize-render"}, generate{"generate"}, bench{"bench"}, doctor{"doctor"};
+    tokenize{"tokenize"}, tokenize_render{"tokenize-render"}, generate{"generate"}, bench{"bench"}, doctor{"doctor"},
+    report{"report"};
 
 }  // namespace schema
 }  // namespace w4q::app

@@ -37,9 +37,9 @@ for path in re.findall(r'wheel.packages = \["(.*)"\]', project):
 
 roles = re.findall(r"case PlaneRole::\w+:\s*return \"(\w+)\"|\{PlaneRole::\w+, \"(\w+)\"\}", (root / "src/formats/packed.cpp").read_text())
 names = [next(filter(None, pair)) for pair in roles]
-planes = re.search(r'_planes = r"(.*)"', (root / "python/w4q/transformers_quantizer.py").read_text())[1]
+planes = re.search(r'plane_names = r"(.*)"', (root / "python/w4q/_checkpoint.py").read_text())[1]
 check(len(names) > 5, "src/formats/packed.cpp: no names of planes found")
 for name in names:
-    check(re.search(planes, f"model.layers.0.mlp.up_proj.0.{name}"), f"transformers_quantizer.py does not know the plane {name}")
+    check(re.search(planes, f"model.layers.0.mlp.up_proj.0.{name}"), f"_checkpoint.py does not know the plane {name}")
 
 sys.exit("\n".join(faults) or 0)

@@ -7,6 +7,10 @@ import os
 from . import _w4q
 
 
+#: What tensors of packed linears are called: docs/checkpoint.md.
+plane_names = r"\.(\d+\.(codes|scales|codebook|zeros|group_index|nested_\w+|input_scales|tensor_scale)|input_scale)$"
+
+
 class Array:
     """A dense array on the CPU that others take by DLPack without a copy: numpy.from_dlpack(a), torch.from_dlpack(a).
     NumPy has no bfloat16."""

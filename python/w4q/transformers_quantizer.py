@@ -10,13 +10,9 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ._checkpoint import Checkpoint
+from ._checkpoint import Checkpoint, plane_names
 from ._error import Error
 from .linear import Linear, has_cuda
-
-#: What tensors of packed linears are called: docs/checkpoint.md.
-_planes = r"\.(\d+\.(codes|scales|codebook|zeros|group_index|nested_\w+|input_scales|tensor_scale)|input_scale)$"
-
 
 @register_quantization_config("w4q")
 class W4qConfig(QuantizationConfigMixin):
@@ -43,7 +39,7 @@ class W4qQuantizer(HfQuantizer):
         for name in self._checkpoint.names:
             self._replace(model, name)
         add = model._keys_to_ignore_on_load_unexpected
-        model._keys_to_ignore_on_load_unexpected = {*(add or ()), _planes}
+        model._keys_to_ignore_on_load_unexpected = {*(add or ()), plane_names}
         missing = {re.escape(path + ".weight") + "$" for _, path in self._tables}
         model._keys_to_ignore_on_load_missing = {*(model._keys_to_ignore_on_load_missing or ()), *missing}
         return model

@@ -112,7 +112,7 @@ StatisticsOrigin parse_origin(const std::map<std::string, std::string>& metadata
   return origin;
 }
 
-std::vector<double> load_values(const io::Checkpoint& file, const std::string& name) {
+std::vector<double> load_sums(const io::Checkpoint& file, const std::string& name) {
   const auto loaded = file.load(name);
   std::vector<double> result(static_cast<size_t>(element_count(loaded->shape)));
   if (loaded->dtype == DType::f64) {
@@ -222,9 +222,9 @@ LayerStatistics StatisticsFile::load(int64_t layer) const {
     auto& sums = result[i];
     sums.width = groups[i].width;
     sums.count = origin_.tokens;
-    sums.sum_abs = load_values(file_, sum_name(groups[i], "sum_abs"));
-    sums.sum_squares = load_values(file_, sum_name(groups[i], "sum_squares"));
-    if (origin_.gram) sums.gram = load_values(file_, sum_name(groups[i], "gram"));
+    sums.sum_abs = load_sums(file_, sum_name(groups[i], "sum_abs"));
+    sums.sum_squares = load_sums(file_, sum_name(groups[i], "sum_squares"));
+    if (origin_.gram) sums.gram = load_sums(file_, sum_name(groups[i], "gram"));
     SumCheck(name_, groups[i], sums).run();
   }
   return result;
@@ -234,10 +234,10 @@ Sensitivities StatisticsFile::load_sensitivities() const {
   if (!origin_.sensitivity) return {};
   const auto linears = linear_names(config_);
   std::vector<double> table;
-  if (!origin_.named_sensitivity) table = load_values(file_, std::string(sensitivity_name));
+  if (!origin_.named_sensitivity) table = load_sums(file_, std::string(sensitivity_name));
   Sensitivities result;
   for (size_t i = 0; i < linears.size(); ++i) {
-    const double value = table.empty() ? load_values(file_, sensitivity_of(linears[i])).front() : table[i];
+    const double value = table.empty() ? load_sums(file_, sensitivity_of(linears[i])).front() : table[i];
     result.emplace(linears[i], value);
     if (std::isfinite(value) && value >= 0) continue;
     const std::string place = table.empty() ? sensitivity_of(linears[i]) : concat(sensitivity_name, "[", i, "]");

@@ -1,35 +1,22 @@
 #include "report/sections.h"
 
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
-#include <optional>
-#include <set>
 
 #include "core/text.h"
 #include "model/kinds.h"
 #include "report/html.h"
+#include "report/layer_map.h"
 #include "report/plot.h"
 
 namespace w4q::report {
 namespace {
 
-using Rows = std::vector<std::vector<std::string>>;
-
-constexpr size_t faults_shown = 20, verdicts_shown = 8, tensors_shown = 20, kinds_shown = 40, layers_shown = 128,
-                 longest_name = 300, points_shown = 400;
-
-/// Names of hostile files may have megabytes.
-std::string name_of(const std::string& text) {
-  return text.size() <= longest_name ? escape(text) : escape(text.substr(0, longest_name)) + "…";
-}
-std::string name_of(const io::Json& value) {
-  return value.is_null() ? "–" : name_of(value.is_string() ? value.get<std::string>() : value.dump());
-}
-std::string code(const std::string& html) { return "<code>" + html + "</code>"; }
+constexpr size_t faults_shown = 20, verdicts_shown = 8, tensors_shown = 20, points_shown = 400;
 
 std::string mark(const io::Json& passed) {
   const bool good = passed.is_boolean() && passed.get<bool>();
@@ -44,11 +31,6 @@ std::string mark(const io::Json& verdict, const io::Json& check) {
 
 std::string more(size_t all, size_t shown, const char* of) {
   return all <= shown ? "" : remark(concat("… and ", all - shown, " more ", of, ", in the JSON below"));
-}
-
-std::string percent(const io::Json& share) {
-  return concat("<data value=\"", share.dump(), "\">", share.is_number() ? fixed(100 * real(share), 2) + " %" : "–",
-                "</data>");
 }
 
 const io::Json& base_of(const Side& side) { return at(*side.quality, "base"); }
@@ -73,7 +55,7 @@ std::vector<std::string> side_heads(const Sides& sides) {
 std::string verdict_of_comparison(const io::Json& report) {
   const auto& verdict = at(report, "verdict");
   if (!verdict.is_number()) return "<p class=\"verdict\">Compared by weights alone: no text was given</p>\n";
-  const int64_t found = verdict.get<int64_t>();
+  const double found = real(verdict);
   const char* said = found < 0   ? "B is closer to the base"
                      : found > 0 ? "A is closer to the base"
                                  : "no difference beyond chance";
@@ -101,8 +83,11 @@ std::string faults_of(const io::Json& check) {
 std::vector<const io::Json*> nearest_verdicts(const io::Json& check) {
   std::vector<const io::Json*> result;
   for (const auto& verdict : at(check, "verdicts")) result.push_back(&verdict);
-  std::ranges::stable_sort(
-      result, [](const io::Json* a, const io::Json* b) { return real(at(*a, "margin")) < real(at(*b, "margin")); });
+  const auto margin = [](const io::Json* verdict) {
+    const double value = real(at(*verdict, "margin"));
+    return std::isnan(value) ? -std::numeric_limits<double>::infinity() : value;
+  };
+  std::ranges::stable_sort(result, {}, margin);
   result.resize(std::min(result.size(), verdicts_shown));
   return result;
 }
@@ -123,104 +108,6 @@ std::string verdicts_table(const io::Json& checks) {
   return concat("<h3>Numbers held against limits</h3>\n<div id=\"verdicts\">",
                 table({"check", "of", "value", "limit", "margin", "result"}, rows), "</div>\n",
                 more(all, rows.size(), "that hold by more"));
-}
-
-std::optional<int64_t> layer_of(std::string_view name) {
-  for (size_t begin = 0; begin < name.size();) {
-    const size_t end = std::min(name.find('.', begin), name.size());
-    int64_t layer = 0;
-    const auto [last, error] = std::from_chars(name.data() + begin, name.data() + end, layer);
-    if (error == std::errc() && last == name.data() + end) return layer;
-    begin = end + 1;
-  }
-  return std::nullopt;
-}
-
-/// The mean relative error of what one cell of the map stands for: all experts of a layer.
-struct Cell {
-  double sum = 0, worst = 0;
-  int64_t count = 0;
-  std::string name;  ///< of the worst
-
-  void add(const std::string& tensor, double error) {
-    if (!(error >= worst)) return;
-    worst = error;
-    name = tensor;
-  }
-};
-
-using Cells = std::map<std::pair<std::string, int64_t>, Cell>;
-
-Cells cells_of(const Side& side) {
-  Cells cells;
-  for (const auto& tensor : side.tensors) {
-    Cell& cell = cells[{model::kind_of(tensor.name), layer_of(tensor.name).value_or(-1)}];
-    const double error = real(at(*tensor.error, "relative_error"));
-    if (!std::isfinite(error)) continue;
-    cell.add(tensor.name, error);
-    ++cell.count;
-  }
-  return cells;
-}
-
-/// The kinds of all sides in the order in which they come first, and their layers.
-struct Grid {
-  std::vector<std::string> kinds;
-  std::set<int64_t> layers;
-};
-
-Grid grid_of(const Sides& sides) {
-  Grid grid;
-  for (const auto& side : sides) {
-    for (const auto& tensor : side.tensors) {
-      const std::string kind = model::kind_of(tensor.name);
-      if (std::ranges::find(grid.kinds, kind) == grid.kinds.end() && grid.kinds.size() < kinds_shown) {
-        grid.kinds.push_back(kind);
-      }
-      if (grid.layers.size() < layers_shown) grid.layers.insert(layer_of(tensor.name).value_or(-1));
-    }
-  }
-  return grid;
-}
-
-HeatMap::Cell heat_cell(const Cells& cells, const std::string& kind, int64_t layer) {
-  const auto found = cells.find({kind, layer});
-  if (found == cells.end() || found->second.count == 0) return {std::numeric_limits<double>::quiet_NaN(), {}, {}};
-  const Cell& cell = found->second;
-  const std::string title = concat(name_of(cell.name), ": relative error ", fixed(cell.worst, 5),
-                                   cell.count > 1 ? concat(", the worst of ", cell.count) : "");
-  return {cell.worst, fixed(100 * cell.worst, cell.worst < 0.1 ? 2 : 1), title};
-}
-
-HeatMap heat_map_of(const Side& side, const Grid& grid) {
-  HeatMap map;
-  const Cells cells = cells_of(side);
-  for (const auto& kind : grid.kinds) map.rows.push_back(name_of(kind));
-  for (const int64_t layer : grid.layers) map.columns.push_back(layer < 0 ? "–" : concat(layer));
-  for (const auto& kind : grid.kinds) {
-    auto& row = map.cells.emplace_back();
-    for (const int64_t layer : grid.layers) row.push_back(heat_cell(cells, kind, layer));
-  }
-  return map;
-}
-
-/// All maps in the same colours, which nearly equal errors share.
-void set_colours(std::vector<HeatMap>& maps) {
-  constexpr double least_range = 1.5;
-  double least = std::numeric_limits<double>::infinity(), most = 0;
-  for (const auto& map : maps) {
-    for (const auto& row : map.cells) {
-      for (const auto& cell : row) {
-        if (cell.value > 0) least = std::min(least, cell.value);
-        if (cell.value > 0) most = std::max(most, cell.value);
-      }
-    }
-  }
-  most = std::max(most, least * least_range);
-  for (auto& map : maps) {
-    map.least = least;
-    map.most = most;
-  }
 }
 
 std::string worst_table(const Side& side) {
@@ -302,7 +189,7 @@ std::vector<Bar> kind_bars(const Sides& sides) {
   std::vector<std::pair<double, std::string>> kinds;
   for (const auto& side : sides) {
     for (const auto& row : at(*side.sizes, "kinds")) {
-      const auto kind = at(row, "kind").get<std::string>();
+      const std::string kind = text_of(at(row, "kind"));
       if (std::ranges::find(kinds, kind, &std::pair<double, std::string>::second) != kinds.end()) continue;
       kinds.emplace_back(-real(at(row, "bytes")), kind);
     }
@@ -316,7 +203,7 @@ std::vector<Bar> kind_bars(const Sides& sides) {
         if (at(row, "kind") != kind) continue;
         const double size = real(at(row, "bytes"));
         bars.push_back({sides.size() > 1 ? concat(name_of(kind), ", ", side.name) : name_of(kind), side.style, size,
-                        human_bytes(static_cast<int64_t>(size))});
+                        human_bytes(static_cast<int64_t>(std::clamp(size, 0.0, 9e18)))});
       }
     }
   }
@@ -334,70 +221,133 @@ std::string kinds_table(const Side& side) {
                 table({"kind", "count", "scheme", "weights", "bytes", "bits a weight"}, rows), "</details>\n");
 }
 
-std::string roofline(const io::Json& speed) {
-  std::vector<Bar> bars;
-  const double bandwidth = real(at(speed, "read_bandwidth"));
-  const auto add = [&](const std::string& name, double rate) {
-    if (std::isfinite(rate) && rate > 0) {
-      bars.push_back(
-          {name, "a", rate, concat(fixed(rate * 1e-9, 0), " GB/s, ", fixed(100 * rate / bandwidth, 1), " %")});
-    }
-  };
-  bars.push_back({"reading alone", "base", bandwidth, concat(fixed(bandwidth * 1e-9, 0), " GB/s")});
-  add("a whole token", real(at(speed, "bandwidth")));
-  for (const auto& part : at(speed, "parts")) {
-    if (bars.size() >= kinds_shown) break;
-    add(name_of(at(part, "name")), real(at(part, "bytes")) / real(at(part, "seconds")));
+/// Bits a weight of each tensor: those of its kind in its scheme.
+std::vector<TensorValue> bits_of(const Side& side) {
+  std::map<std::pair<std::string, std::string>, double> bits;
+  for (const auto& row : at(*side.sizes, "kinds")) {
+    bits[{text_of(at(row, "kind")), text_of(at(row, "scheme"))}] = real(at(row, "bits_per_weight"));
   }
-  return bar_plot("bytes a second beside what reading alone reaches", bars, bandwidth);
+  std::vector<TensorValue> result;
+  for (const auto& tensor : side.tensors) {
+    const auto found = bits.find({model::kind_of(tensor.name), text_of(at(*tensor.error, "scheme"))});
+    if (found != bits.end()) result.push_back({tensor.name, found->second});
+  }
+  return result;
 }
 
-}  // namespace
-
-Sides sides_of(const io::Json& report) {
-  if (at(report, "schema") == "verify") {
-    Side side{"model", "a", &at(report, "sizes"), &at(report, "perplexity"), {}};
-    for (const auto& tensor : at(at(report, "weights"), "tensors")) {
-      side.tensors.push_back({at(tensor, "name").get<std::string>(), &tensor});
-    }
-    return {std::move(side)};
+/// Nothing where the tensors of each model differ by little more than their tables.
+std::string bits_maps(const Sides& sides) {
+  std::vector<std::vector<TensorValue>> bits;
+  bool differ = false;
+  for (const auto& side : sides) {
+    const auto& of = bits.emplace_back(bits_of(side));
+    if (of.empty()) continue;
+    const auto [least, most] = std::ranges::minmax(of, {}, &TensorValue::value);
+    differ = differ || most.value > 1.1 * least.value;
   }
+  if (!differ) return {};
+  const auto maps = layer_maps(bits, bits_in_cells);
+  std::string html;
+  for (size_t i = 0; i < maps.size(); ++i) {
+    html += subtitle(sides.size() > 1 ? sides[i].name : "") + heat_map("bits a weight of each layer and kind", maps[i]);
+  }
+  return html + remark("Bits a weight, by layer (across) and kind; of experts the mean.");
+}
+
+Rows provenance_of(const io::Json& report) {
+  const auto& provenance = at(report, "provenance");
+  Rows rows;
+  if (provenance.is_object()) {
+    rows.push_back({"command", code(name_of(at(provenance, "command")))});
+    rows.push_back({"program", "w4q " + name_of(at(provenance, "w4q"))});
+    for (const auto& model : at(provenance, "models")) {
+      const auto& fingerprint = at(model, "fingerprint");
+      rows.push_back(
+          {name_of(at(model, "role")),
+           concat(code(name_of(at(model, "path"))), "<br>",
+                  fingerprint.is_null() ? "no digests beside it" : concat("written as ", code(name_of(fingerprint))))});
+    }
+  }
+  if (at(report, "fingerprint").is_string()) {
+    rows.push_back({"fingerprint as it is now", code(name_of(at(report, "fingerprint")))});
+  }
+  return rows;
+}
+
+Sides sides_of_comparison(const io::Json& report) {
   Sides sides;
   for (const auto& [key, name] : {std::pair{"a", "A"}, {"b", "B"}}) {
     const auto& json = at(report, key);
     Side side{name, key, &json, &at(json, "perplexity"), {}};
     for (const auto& linear : at(report, "linears")) {
-      side.tensors.push_back({at(linear, "name").get<std::string>(), &at(linear, key)});
+      side.tensors.push_back({text_of(at(linear, "name")), &at(linear, key)});
     }
     sides.push_back(std::move(side));
   }
   return sides;
 }
 
-std::string verdict_section(const io::Json& report) {
-  if (at(report, "schema") == "compare") return section("Verdict", verdict_of_comparison(report));
+std::string verdict_of(const Part& part) {
+  const auto& report = *part.json;
   size_t failed = 0, all = 0;
   for (const auto& check : at(report, "checks")) {
     ++all;
     failed += at(check, "passed") == true ? 0 : 1;
   }
   const bool passed = at(report, "passed") == true;
-  std::string html = concat("<p class=\"verdict ", passed ? "pass\">✓ verified: " : "fail\">✗ FAILED: ",
-                            passed ? concat("all of ", all) : concat(failed, " of ", all), " checks ",
-                            passed ? "passed" : "failed", "</p>\n");
+  std::string html =
+      concat("<p class=\"verdict ", passed ? "pass\">✓ " : "fail\">✗ ", part.name.empty() ? "" : part.name + ": ",
+             passed ? "verified: " : "FAILED: ", passed ? concat("all of ", all) : concat(failed, " of ", all),
+             " checks ", passed ? "passed" : "failed", "</p>\n");
   for (const auto& note : at(report, "notes")) html += remark("note: " + name_of(note));
+  return html;
+}
+
+}  // namespace
+
+Sides sides_of(const Parts& parts) {
+  static constexpr std::array styles{"a", "b", "c", "d", "e", "f", "g", "h"};
+  Sides sides;
+  for (const auto& part : parts) {
+    const auto& report = *part.json;
+    if (at(report, "schema") == "compare") return sides_of_comparison(report);
+    if (at(report, "schema") != "verify") continue;
+    Side side{part.name.empty() ? "model" : part.name,
+              styles[sides.size() % styles.size()],
+              &at(report, "sizes"),
+              &at(report, "perplexity"),
+              {}};
+    for (const auto& tensor : at(at(report, "weights"), "tensors")) {
+      side.tensors.push_back({text_of(at(tensor, "name")), &tensor});
+    }
+    sides.push_back(std::move(side));
+  }
+  return sides;
+}
+
+std::string verdict_section(const Parts& parts) {
+  std::string html;
+  for (const auto& part : parts) {
+    const auto& report = *part.json;
+    if (at(report, "schema") == "compare") html += verdict_of_comparison(report);
+    if (at(report, "schema") == "verify") html += verdict_of(part);
+  }
   return section("Verdict", html);
 }
 
-std::string checks_section(const io::Json& report) {
-  const auto& checks = at(report, "checks");
-  if (!checks.is_array()) return {};
-  Rows rows;
-  for (const auto& check : checks) {
-    rows.push_back(
-        {name_of(at(check, "name")), mark(at(check, "passed")), name_of(at(check, "detail")) + faults_of(check)});
+std::string checks_section(const Parts& parts) {
+  std::string html;
+  for (const auto& part : parts) {
+    const auto& checks = at(*part.json, "checks");
+    if (!checks.is_array()) continue;
+    Rows rows;
+    for (const auto& check : checks) {
+      rows.push_back(
+          {name_of(at(check, "name")), mark(at(check, "passed")), name_of(at(check, "detail")) + faults_of(check)});
+    }
+    html += subtitle(part.name) + table({"check", "result", "what was found"}, rows) + verdicts_table(checks);
   }
-  return section("Checks", table({"check", "result", "what was found"}, rows) + verdicts_table(checks));
+  return section("Checks", html);
 }
 
 std::string sizes_section(const Sides& sides) {
@@ -411,7 +361,7 @@ std::string sizes_section(const Sides& sides) {
   if (bars.empty()) return section("Size", html);
   html += bar_plot("bytes of each kind of tensor", bars, std::ranges::max(bars, {}, &Bar::value).value);
   for (const auto& side : sides) html += kinds_table(side);
-  return section("Size: where the bits went", html);
+  return section("Size: where the bits went", html + bits_maps(sides));
 }
 
 std::string kl_section(const Sides& sides) {
@@ -441,11 +391,11 @@ std::string kl_section(const Sides& sides) {
     }
   }
   const auto& most = at(base_of(sides.front()), "kl_quantiles");
-  for (size_t i = 0; i < most.size(); ++i) {
+  for (size_t i = 0; most.is_array() && i < most.size(); ++i) {
     rows.push_back({concat("KL that ", 100 * real(at(most[i], "share")), " % of the tokens do not exceed")});
     for (const auto& side : sides) {
       const auto& quantiles = at(base_of(side), "kl_quantiles");
-      rows.back().push_back(i < quantiles.size() ? number(at(quantiles[i], "kl")) : "–");
+      rows.back().push_back(quantiles.is_array() && i < quantiles.size() ? number(at(quantiles[i], "kl")) : "–");
     }
   }
   return section("Distance to the base: KL and its tail",
@@ -482,14 +432,18 @@ std::string windows_section(const Sides& sides) {
 }
 
 std::string errors_section(const Sides& sides) {
-  const Grid grid = grid_of(sides);
-  if (grid.kinds.empty()) return {};
-  std::vector<HeatMap> maps;
-  for (const auto& side : sides) maps.push_back(heat_map_of(side, grid));
-  set_colours(maps);
+  std::vector<std::vector<TensorValue>> errors;
+  for (const auto& side : sides) {
+    auto& of = errors.emplace_back();
+    for (const auto& tensor : side.tensors) of.push_back({tensor.name, real(at(*tensor.error, "relative_error"))});
+  }
+  const auto maps =
+      layer_maps(errors, {"relative error", false, [](double error) { return fixed(100 * error, error < 0.1 ? 2 : 1); },
+                          [](double error) { return fixed(error, 5); }});
+  if (maps.empty()) return {};
   std::string html;
   for (size_t i = 0; i < sides.size(); ++i) {
-    if (sides.size() > 1) html += concat("<h3>", sides[i].name, "</h3>\n");
+    html += subtitle(sides.size() > 1 ? sides[i].name : "");
     html += heat_map("relative error of each layer and kind, in percent", maps[i]);
   }
   html += remark(
@@ -498,61 +452,13 @@ std::string errors_section(const Sides& sides) {
   return section("Error by layer and kind", html);
 }
 
-std::string speed_section(const io::Json& report) {
-  const auto& speed = at(report, "speed");
-  if (!speed.is_object()) return {};
-  Rows rows = {{"GPU", name_of(at(speed, "gpu"))},
-               {"prompt, tokens/s", number(at(speed, "prompt_tokens_per_second"))},
-               {"time to first token, s", number(at(speed, "time_to_first_token"))},
-               {"generation, tokens/s", number(at(speed, "tokens_per_second"))},
-               {"bytes read for a token", bytes(at(speed, "step_bytes"))},
-               {"share of the read roofline", percent(at(speed, "share_of_roofline"))},
-               {"launches for a token", number(at(speed, "launches"))}};
-  return section("Speed beside the roofline", table({"measure", "value"}, rows) + roofline(speed));
-}
-
-std::string kernels_section(const io::Json& report) {
-  const auto& kernels = at(report, "kernels");
-  if (!kernels.is_array()) return {};
-  struct Line {
-    int64_t layers = 0;
-    const io::Json* worst = nullptr;
-  };
-  std::map<std::pair<std::string, std::string>, Line> lines;
-  for (const auto& layer : kernels) {
-    Line& line = lines[{name_of(at(layer, "scheme")), name_of(at(layer, "kernels"))}];
-    ++line.layers;
-    if (line.worst == nullptr || !(real(at(layer, "to_fp64")) <= real(at(*line.worst, "to_fp64")))) line.worst = &layer;
+std::string provenance_section(const Parts& parts) {
+  std::string html;
+  for (const auto& part : parts) {
+    const Rows rows = provenance_of(*part.json);
+    if (!rows.empty()) html += subtitle(part.name) + table({"what", "value"}, rows);
   }
-  Rows rows;
-  for (const auto& [key, line] : lines) {
-    if (rows.size() == kinds_shown) break;
-    rows.push_back({code(key.first), key.second, concat(line.layers), code(name_of(at(*line.worst, "name"))),
-                    number(at(*line.worst, "to_fp64"), 3), number(at(*line.worst, "to_cpu"), 3),
-                    number(at(*line.worst, "bound"), 3)});
-  }
-  return section("Kernels",
-                 table({"scheme", "kernels", "layers", "worst layer", "to fp64", "to the CPU", "bound"}, rows));
-}
-
-std::string provenance_section(const io::Json& report) {
-  const auto& provenance = at(report, "provenance");
-  Rows rows;
-  if (provenance.is_object()) {
-    rows.push_back({"command", code(name_of(at(provenance, "command")))});
-    rows.push_back({"program", "w4q " + name_of(at(provenance, "w4q"))});
-    for (const auto& model : at(provenance, "models")) {
-      const auto& fingerprint = at(model, "fingerprint");
-      rows.push_back(
-          {name_of(at(model, "role")),
-           concat(code(name_of(at(model, "path"))), "<br>",
-                  fingerprint.is_null() ? "no digests beside it" : concat("written as ", code(name_of(fingerprint))))});
-    }
-  }
-  if (at(report, "fingerprint").is_string()) {
-    rows.push_back({"fingerprint as it is now", code(name_of(at(report, "fingerprint")))});
-  }
-  return rows.empty() ? "" : section("Provenance", table({"what", "value"}, rows));
+  return section("Provenance", html);
 }
 
 }  // namespace w4q::report

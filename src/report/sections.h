@@ -8,9 +8,16 @@
 
 namespace w4q::report {
 
+/// A report that the page shows.
+struct Part {
+  std::string name;  ///< HTML; empty: the only one
+  const io::Json* json = nullptr;
+};
+using Parts = std::vector<Part>;
+
 /// One of the models that the page is about; its JSON belongs to the report. Null where it is not there.
 struct Side {
-  std::string name;                   ///< "model", "A", "B"
+  std::string name;                   ///< HTML: "model", "A", "B", or the part's
   std::string style;                  ///< class of its colour
   const io::Json* sizes = nullptr;    ///< bytes, bits_per_weight, kinds
   const io::Json* quality = nullptr;  ///< perplexity
@@ -22,17 +29,19 @@ struct Side {
 };
 using Sides = std::vector<Side>;
 
-/// The sides of a report: one of verify, two of compare.
-Sides sides_of(const io::Json& report);
+/// The models of all parts: one of verify, two of compare, none of others.
+Sides sides_of(const Parts& parts);
 
-std::string verdict_section(const io::Json& report);
-std::string checks_section(const io::Json& report);
+std::string verdict_section(const Parts& parts);
+std::string checks_section(const Parts& parts);
 std::string sizes_section(const Sides& sides);
 std::string kl_section(const Sides& sides);
 std::string windows_section(const Sides& sides);
 std::string errors_section(const Sides& sides);
-std::string speed_section(const io::Json& report);
-std::string kernels_section(const io::Json& report);
-std::string provenance_section(const io::Json& report);
+/// What quantize chose for a target of bits or bytes, and what it could have.
+std::string allocation_section(const Parts& parts);
+std::string speed_section(const Parts& parts);
+std::string kernels_section(const Parts& parts);
+std::string provenance_section(const Parts& parts);
 
 }  // namespace w4q::report

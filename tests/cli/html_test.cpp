@@ -43,6 +43,35 @@ class Html : public OnBundledModel {
     arguments.insert(arguments.begin(), {"verify", path("3")});
     return page_of(arguments, name);
   }
+  /// What two widths and a choice of widths printed, and a speed that was measured on an H200: a page of them all.
+  std::string several_page(const std::string& name) const {
+    std::vector<std::string> arguments{"report"};
+    const auto add = [&](const std::string& file, const io::Json& json) {
+      std::ofstream(path(file)) << json;
+      arguments.push_back(path(file));
+    };
+    for (const char* model : {"3", "4"}) {
+      auto verify = words();
+      verify.insert(verify.begin(), {"verify", path(model), "--quiet"});
+      add(concat("kbit", model, ".json"), run_w4q(verify).json());
+    }
+    std::ofstream(path("calibration.txt")) << io::read_file(bundled_model() + "/own/selfgen.txt").substr(0, 4000);
+    add("chosen.json",
+        run_w4q({"quantize", bundled_model(), "--dry-run", "--scales", "search", "--target-bpw", "3.6", "--calib",
+                 path("calibration.txt"), "--samples", "2", "--length", "64", "--device", "cpu", "--json", "--quiet"})
+            .json());
+    io::Json speed = io::read_json(W4Q_BENCH_RESULTS "/h200-decode-kbit4.json");
+    speed["schema"] = "bench";
+    speed["version"] = 1;
+    add("speed.json", speed);
+    arguments.insert(arguments.end(), {"--html", path(name), "--json"});
+    const auto result = run_w4q(arguments);
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(result.json()["reports"].size(), 4u);
+    std::string html = io::read_file(path(name));
+    EXPECT_EQ(result.json()["bytes"], html.size());
+    return html;
+  }
   std::string compare_page(const std::string& name) const {
     auto arguments = words();
     arguments.insert(arguments.begin(), {"compare", path("3"), path("4")});
@@ -68,6 +97,31 @@ TEST_F(Html, IsThePageOfWhatIsPrinted) {
   for (const char* part : {"B is closer to the base", "kbit4-b32-e4m4", "down_proj, A", "down_proj, B"}) {
     EXPECT_THAT(two, HasSubstr(part));
   }
+}
+
+TEST_F(Html, ReportsStandSideBySide) {
+  ASSERT_EQ(quantize("3", {"--k", "3"}).status, 0);
+  ASSERT_EQ(quantize("4", {"--k", "4"}).status, 0);
+  const std::string html = several_page("all.html");
+  EXPECT_LE(html.size(), 1'000'000u);
+  for (const char* part : {"kbit3: verified", "kbit4: verified", "<h3>chosen</h3>", "the best of each size",
+                           "NVIDIA H200", "gate, up, silu", "reading alone"}) {
+    EXPECT_THAT(html, HasSubstr(part));
+  }
+  const auto held = carried(html);
+  ASSERT_EQ(held.size(), 4u);
+  EXPECT_THAT(html, HasSubstr(concat("<data value=\"", held[2]["allocation"]["chosen"]["divergence"].dump(), "\">")));
+  const auto refuse = [&](std::vector<std::string> files, const char* said) {
+    files.insert(files.begin(), "report");
+    const auto refused = run_w4q(files);
+    EXPECT_NE(refused.status, 0);
+    EXPECT_THAT(refused.err, HasSubstr(said));
+  };
+  refuse({path("kbit3.json")}, "--html FILE");
+  refuse({path("kbit3.json"), "--html", path("all.html")}, "already exists");
+  refuse({path("kbit3.json"), "--html", path("kbit3.json"), "--overwrite"}, "input");
+  refuse({path("3/config.json"), "--html", path("none.html")}, "have a page");
+  EXPECT_FALSE(fs::exists(path("none.html")));
 }
 
 TEST_F(Html, SaysWhatFailed) {
@@ -122,8 +176,10 @@ TEST_F(Html, OpensInABrowser) {
   if (browser.empty()) GTEST_SKIP() << "no Chromium here";
   ASSERT_EQ(quantize("3", {"--k", "3"}).status, 0);
   ASSERT_EQ(quantize("4", {"--k", "4"}).status, 0);
-  for (const auto& html : {verify_page("verify.html"), compare_page("compare.html")}) {
-    const std::string page = path(carried(html)["schema"].get<std::string>() + ".html");
+  for (const auto& [name, html] : {std::pair{"verify.html", verify_page("verify.html")},
+                                   {"compare.html", compare_page("compare.html")},
+                                   {"several.html", several_page("several.html")}}) {
+    const std::string page = path(name);
     const std::string messages = page + ".log";
     const std::string dom = output_of(
         concat("HOME='", path(""), "' '", browser, "' --headless --no-sandbox --disable-gpu --enable-logging=stderr ",

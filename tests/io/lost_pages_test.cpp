@@ -1,5 +1,6 @@
 #include "io/lost_pages.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 

@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <regex>
 #include <set>
+#include <utility>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -270,6 +272,117 @@ TEST(Page, HasSpeedAndKernels) {
   EXPECT_THAT(html, HasSubstr("2000 GB/s, 50.0 %"));
   EXPECT_THAT(html, HasSubstr("<data value=\"321.25\">321.25</data>"));
   EXPECT_THAT(html, HasSubstr("<data value=\"0.000125\">"));
+}
+
+io::Json plan_report() {
+  const auto point = [](double bits, double cost) -> io::Json {
+    return {{"bits_per_weight", bits}, {"divergence", cost}, {"tensors", {{"3", 2}, {"4<", 1}}}};
+  };
+  io::Json tensors = io::Json::array();
+  for (const auto& [name, bits] : {std::pair{"model.layers.0.mlp.up_proj", 3.28125}, {hostile, 4.28125}}) {
+    tensors.push_back({{"name", name}, {"scheme", "kbit3-b32-e4m4"}, {"bits_per_weight", bits}});
+  }
+  return {{"schema", "plan"},
+          {"version", 1},
+          {"tensors", tensors},
+          {"allocation",
+           {{"chosen", point(3.53125, 0.0703125)},
+            {"uniform", {point(3.25, 0.140625), point(4.25, 0.03515625)}},
+            {"frontier", {point(3.5, 0.078125), point(3.75, 0.0625)}},
+            {"measured", true},
+            {"seconds", 1.5},
+            {"mix",
+             {{"windows", 12},
+              {"length", 256},
+              {"kl", 0.0693359375},
+              {"kl_of_neighbours", 0.0751953125},
+              {"exchanges_tried", 40},
+              {"exchanges_taken", 7}}}}}};
+}
+
+/// Any number of models beside each other, bits as they were chosen, speeds: each figure is one of the reports.
+TEST(Page, PutsReportsBesideEachOther) {
+  std::vector<report::NamedReport> reports;
+  for (const char* name : {"two<", "three", "four", "five"}) {
+    io::Json report = verify_report();
+    report["perplexity"]["perplexity"] = 10.4375 + static_cast<double>(reports.size());
+    reports.push_back({name, std::move(report)});
+  }
+  reports[1].json["passed"] = true;
+  reports.push_back({"plan", plan_report()});
+  const std::string html = report::joint_page(reports);
+  EXPECT_THAT(faults_of(html), IsEmpty());
+  for (const char* part :
+       {"two&lt;: FAILED", "three: verified", "<h3>five</h3>", "key d", "10.438", "13.438", "Allocation"}) {
+    EXPECT_THAT(html, HasSubstr(part));
+  }
+  std::set<std::string> known;
+  for (const auto& [name, json] : reports) numbers_of(json, known);
+  static const std::regex data("<data value=\"([^\"]*)\">");
+  for (std::sregex_iterator at(html.begin(), html.end(), data), last; at != last; ++at) {
+    EXPECT_TRUE(known.contains((*at)[1])) << (*at)[1];
+  }
+  const auto held = carried(html);
+  ASSERT_EQ(held.size(), reports.size());
+  for (size_t i = 0; i < reports.size(); ++i) EXPECT_EQ(held[i], reports[i].json);
+}
+
+TEST(Page, ShowsWhatBitsWereChosen) {
+  const std::string html = report::joint_page({{"plan", plan_report()}});
+  EXPECT_THAT(faults_of(html), IsEmpty());
+  for (const char* part : {"the best of each size: 3.75 bits a weight, 0.0625; 2×3 1×4&lt;",
+                           "<data value=\"0.0693359375\">", "bits a weight 4.2812", "expected KL, nats"}) {
+    EXPECT_THAT(html, HasSubstr(part));
+  }
+  EXPECT_EQ(carried(html), plan_report());
+}
+
+TEST(Page, RefusesWhatHasNone) {
+  const auto refused = [](const std::vector<report::NamedReport>& reports) {
+    try {
+      report::joint_page(reports);
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ErrorCode::internal;
+  };
+  io::Json plain = plan_report();
+  plain.erase("allocation");
+  EXPECT_EQ(refused({{"a", plain}}), ErrorCode::bad_argument);
+  EXPECT_EQ(refused({{"a", {{"schema", "clean"}}}}), ErrorCode::bad_argument);
+  EXPECT_EQ(refused({{"a", io::Json::array()}}), ErrorCode::bad_argument);
+  EXPECT_EQ(refused({{"a", compare_report()}, {"b", verify_report()}}), ErrorCode::bad_argument);
+}
+
+/// What is read from a file may be anything: each value of a report in turn is one of another type.
+void replace_each(io::Json& part, const std::function<void()>& visit) {
+  static const io::Json others[] = {nullptr, 7, -1e300, "text", io::Json::array({1}), {{"k", "v"}}};
+  for (const auto& other : others) {
+    const io::Json before = std::exchange(part, other);
+    visit();
+    part = before;
+  }
+  if (part.is_structured()) {
+    for (auto& item : part) replace_each(item, visit);
+  }
+}
+
+TEST(Page, StandsOrRefusesWhateverTheTypes) {
+  int pages = 0;
+  for (io::Json report : {verify_report(), compare_report(), plan_report()}) {
+    for (auto& [key, value] : report.items()) {
+      if (key == "schema") continue;
+      replace_each(value, [&] {
+        try {
+          const std::string html = report::joint_page({{"a", report}});
+          if (++pages % 10 == 0) EXPECT_THAT(faults_of(html), IsEmpty());  // which takes longer than the page
+        } catch (const Error& error) {
+          EXPECT_NE(error.code(), ErrorCode::internal) << error.what();
+        }
+      });
+    }
+  }
+  EXPECT_GE(pages, 500);
 }
 
 }  // namespace
