@@ -100,7 +100,9 @@ struct LayerRunner {
   bool step_overlaps() const noexcept { return options.overlap && rows == 1; }
 
   float* residual = nullptr;
-  const float* layer_embeddings = nullptr;  ///< [rows × layers · layer_embedding_size], where layers have some
+  /// Where layers have some of their own: [rows × layers · layer_embedding_size], or those of the present layer alone.
+  const float* layer_embeddings = nullptr;
+  bool of_present_layer = false;
   int64_t rows = 0;
   kernels::PendingSum pending = {};  ///< of one row: what the next norm adds to the residual stream first
   bool fused = false;                ///< activations.normed is what a product left, and norms[at] says what it lacks

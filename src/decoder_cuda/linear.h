@@ -132,6 +132,8 @@ class CudaMultiplier {
                       InputNorm norm = {});
   /// Of one row, some of the weights of `linear` (kernels::routes).
   void multiply_routed(const CudaLinear& linear, const kernels::RoutedCall& call);
+  /// Many rows through the weights of a linear, each through its own.
+  void multiply_groups(const CudaLinear& linear, const kernels::GroupedCall& call);
   /// out[rows × n] = x · Wᵀ + b, of the head.
   void multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out, InputNorm norm = {});
 

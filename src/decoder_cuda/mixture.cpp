@@ -17,6 +17,9 @@ using kernels::GateColumns;
 /// Rows that are sorted, multiplied and summed up together: what is between takes some 150 KB of memory for each.
 int64_t rows_at_once(const model::MixtureConfig& config) { return std::min<int64_t>(4096, 65535 / config.chosen); }
 
+/// Rows an expert has in the mean, at most, where one launch takes those of all; beyond, each one's are enough for a GPU.
+constexpr size_t most_mean_rows = 256;
+
 GateColumns columns_of(const model::Block& plan) {
   return plan.storage == model::ExpertStorage::stacked_in_turn ? GateColumns::in_turn : GateColumns::halves;
 }
@@ -187,6 +190,12 @@ bool CudaMixture::adds_up() const noexcept {
   return routes() && kernels::adds_up(all_outputs->products.front().linear);
 }
 
+bool CudaMixture::multiplies_groups(const device::Properties& gpu) const {
+  return all_inputs && all_outputs &&
+         kernels::multiplies_groups(gpu, all_inputs->products.front().linear, inputs.front().n) &&
+         kernels::multiplies_groups(gpu, all_outputs->products.front().linear, outputs.front().n);
+}
+
 CudaMixture upload_mixture(const model::Block& plan, const model::LayerWeights& weights, UploadRing& ring) {
   CudaMixture mixture;
   const bool joined = joins_experts(plan, weights, ring.stream().context().properties());
@@ -242,6 +251,9 @@ MixtureScratch::MixtureScratch(const model::ModelConfig& config, std::span<const
   both_ = floats(at_once * 2 * inner);
   gated_ = halves(at_once * inner);
   products_ = floats(at_once * hidden_);
+  const int64_t groups = at_once / 32 + config.mixture.experts + 1;
+  staged_groups_ = device::PinnedBuffer(gpu, static_cast<size_t>(groups) * sizeof(kernels::RowGroup));
+  groups_ = DeviceBuffer(gpu, static_cast<size_t>(groups) * sizeof(kernels::RowGroup));
   for (auto* staged : {&staged_places_, &staged_rows_, &staged_slots_}) {
     *staged = device::PinnedBuffer(gpu, static_cast<size_t>(at_once) * sizeof(int32_t));
   }
@@ -350,24 +362,63 @@ std::vector<size_t> MixtureScratch::sort_by_expert(int64_t experts, int64_t firs
   return begins;
 }
 
+MixtureScratch::Groups MixtureScratch::make_groups(std::span<const size_t> begins) {
+  const size_t rows = begins.back(), experts = begins.size() - 1;
+  Groups result;
+  if (rows == 0 || rows > experts * most_mean_rows) return result;
+  // Rows that most experts have fit the smaller kernel where that is not for few of them.
+  const size_t most = rows <= experts * 24 ? 32 : kernels::most_group_rows;
+  auto* const to = reinterpret_cast<kernels::RowGroup*>(staged_groups_.bytes().data());
+  for (size_t expert = 0; expert < experts; ++expert) {
+    const size_t mine = begins[expert + 1] - begins[expert], parts = (mine + most - 1) / most;
+    for (size_t part = 0; part < parts; ++part) {
+      const size_t from = mine * part / parts, past = mine * (part + 1) / parts;
+      to[result.count++] = {static_cast<int32_t>(expert), static_cast<int32_t>(begins[expert] + from),
+                            static_cast<int32_t>(past - from)};
+    }
+  }
+  result.most_rows = static_cast<int>(most);
+  groups_.upload(staged_groups_.bytes().first(static_cast<size_t>(result.count) * sizeof(kernels::RowGroup)), stream_);
+  return result;
+}
+
+void MixtureScratch::multiply_sorted(const Side& side, std::span<const size_t> begins, const Groups& groups,
+                                     const Observe& observe) {
+  for (size_t expert = 0; expert < side.each.size(); ++expert) {
+    const auto at = static_cast<int64_t>(begins[expert]), mine = static_cast<int64_t>(begins[expert + 1]) - at;
+    const CudaLinear& linear = side.each[expert];
+    if (mine == 0) continue;
+    if (observe) observe(linear, side.input + at * linear.k, mine);
+    if (groups.count == 0) {
+      multiplier_.multiply(linear, side.input + at * linear.k, mine, static_cast<float*>(side.output) + at * linear.n);
+    }
+  }
+  if (groups.count == 0) return;
+  multiplier_.multiply_groups(*side.all, {.x = side.input,
+                                          .groups = groups_.as<kernels::RowGroup>(),
+                                          .count = groups.count,
+                                          .most_rows = groups.most_rows,
+                                          .n = side.each.front().n,
+                                          .y = side.output,
+                                          .swiglu = side.swiglu});
+}
+
 void MixtureScratch::run_by_host(const model::Block& plan, const CudaMixture& mixture, const __half* x, int64_t first,
                                  int64_t rows, float* residual, const Observe& observe) {
   const auto begins = sort_by_expert(plan.mixture.experts, first, rows);
-  const int64_t inner = mixture.inner(), all = rows * places_;
-  const auto each = [&](const std::vector<CudaLinear>& linears, const __half* input, float* output) {
-    for (size_t expert = 0; expert < linears.size(); ++expert) {
-      const auto at = static_cast<int64_t>(begins[expert]), mine = static_cast<int64_t>(begins[expert + 1]) - at;
-      const CudaLinear& linear = linears[expert];
-      if (mine == 0) continue;
-      if (observe) observe(linear, input + at * linear.k, mine);
-      multiplier_.multiply(linear, input + at * linear.k, mine, output + at * linear.n);
-    }
-  };
+  const int64_t all = rows * places_;
+  const Groups groups = mixture.multiplies_groups(stream_.context().properties()) ? make_groups(begins) : Groups{};
+  const bool swiglu = groups.count > 0 && mixture.columns == GateColumns::turns;
+  auto* const gated = gated_.as<__half>();
   kernels::gather_rows_cuda(x, taken_rows_.as<int32_t>(), all, hidden_, gathered_.as<__half>(), stream_);
-  each(mixture.inputs, gathered_.as<__half>(), both_.as<float>());
-  kernels::gate_multiply_cuda(plan.gating, both_.as<float>(), all, inner, mixture.columns, gated_.as<__half>(), false,
-                              stream_);
-  each(mixture.outputs, gated_.as<__half>(), products_.as<float>());
+  void* const first_output = swiglu ? gated_.data() : both_.data();
+  multiply_sorted({mixture.all_inputs, mixture.inputs, gathered_.as<__half>(), first_output, swiglu}, begins, groups,
+                  observe);
+  if (!swiglu) {
+    kernels::gate_multiply_cuda(plan.gating, both_.as<float>(), all, mixture.inner(), mixture.columns, gated, false,
+                                stream_);
+  }
+  multiply_sorted({mixture.all_outputs, mixture.outputs, gated, products_.data()}, begins, groups, observe);
   kernels::combine_cuda({.x = products_.as<float>(),
                          .slots = slots_.as<int32_t>(),
                          .shares = shares_.as<float>() + first * places_,

@@ -1,6 +1,7 @@
 // Experts of a mixture in GPU memory, and the way of rows through them. A single row takes its experts in one launch, chosen
 // on the GPU, where their weights stand one below the other in a layout whose kernel routes; otherwise the host reads
-// which rows each expert takes.
+// which rows each expert takes, and one launch multiplies all of them where a kernel does that and no expert has enough for a
+// GPU by itself.
 #pragma once
 
 #include <optional>
@@ -32,6 +33,8 @@ struct CudaMixture {
   bool routes() const noexcept;
   /// Whether the last product of such a row adds up what its experts make of it.
   bool adds_up() const noexcept;
+  /// Whether the sorted rows of a prompt need one launch for all experts.
+  bool multiplies_groups(const device::Properties& gpu) const;
 };
 
 /// Whether the experts, the router and the shared part of a mixture do not all read the same.
@@ -71,14 +74,28 @@ class MixtureScratch {
   /// Rows first … first + rows − 1, not too many at once.
   void run_by_host(const model::Block& plan, const CudaMixture& mixture, const __half* x, int64_t first, int64_t rows,
                    float* residual, const Observe& observe);
+  /// Sorted rows cut into groups, in GPU memory; none: experts are multiplied one by one.
+  struct Groups {
+    int count = 0, most_rows = 0;
+  };
+  Groups make_groups(std::span<const size_t> begins);
+  /// Products of sorted rows with one side of the experts, f32, or f16 where gates and ups make `swiglu`.
+  struct Side {
+    const std::optional<CudaLinear>& all;
+    const std::vector<CudaLinear>& each;
+    const __half* input;
+    void* output;
+    bool swiglu = false;
+  };
+  void multiply_sorted(const Side& side, std::span<const size_t> begins, const Groups& groups, const Observe& observe);
   /// Which rows each expert takes; returns where each one's begin among all that are taken.
   std::vector<size_t> sort_by_expert(int64_t experts, int64_t first, int64_t rows);
 
   const device::Stream& stream_;
   CudaMultiplier& multiplier_;
   int64_t hidden_ = 0, places_ = 0;
-  device::DeviceBuffer places_on_gpu_, shares_, taken_rows_, slots_, gathered_, both_, gated_, products_;
-  device::PinnedBuffer staged_places_, staged_rows_, staged_slots_;
+  device::DeviceBuffer places_on_gpu_, shares_, taken_rows_, slots_, gathered_, both_, gated_, products_, groups_;
+  device::PinnedBuffer staged_places_, staged_rows_, staged_slots_, staged_groups_;
 };
 
 }  // namespace w4q::decoder_cuda

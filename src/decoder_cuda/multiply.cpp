@@ -132,6 +132,11 @@ void CudaMultiplier::multiply_routed(const CudaLinear& linear, const kernels::Ro
   kernels::multiply_routed(product.linear, product.plan, call, workspace_, stream_);
 }
 
+void CudaMultiplier::multiply_groups(const CudaLinear& linear, const kernels::GroupedCall& call) {
+  const CudaProduct& product = linear.products.front();
+  kernels::multiply_groups(product.linear, product.plan, call, stream_);
+}
+
 void CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,
                                      InputNorm norm) {
   const bool int8 = std::exchange(int8_, false);

@@ -20,6 +20,9 @@ Installation find_installation() {
 #ifdef W4Q_CUSOLVER_LIBRARY
   look(concat("libcusolver.so.", CUSOLVER_VER_MAJOR), W4Q_CUSOLVER_LIBRARY, "error feedback on the GPU");
 #endif
+#ifdef W4Q_NCCL_LIBRARY
+  look("libnccl.so.2", W4Q_NCCL_LIBRARY, "several GPUs that calibrate together");
+#endif
   return found;
 }
 

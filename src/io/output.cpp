@@ -10,6 +10,7 @@
 
 #include "core/text.h"
 #include "io/checkpoint.h"
+#include "io/lost_pages.h"
 #include "io/partial.h"
 #include "io/system.h"
 

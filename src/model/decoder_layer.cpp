@@ -36,21 +36,47 @@ void embed(const ModelConfig& config, const LinearWeight& embeddings, std::span<
   scale_rows(out, config.embedding_scale);
 }
 
-void embed_layers(const ModelConfig& config, const LayerEmbeddings& weights, std::span<const int32_t> ids,
-                  MatrixView<const float> hidden, MatrixView<float> out) {
-  kernels::linear(weights.projection, hidden, out);
+namespace {
+
+/// Of projected hidden states, for columns `first` … of the embeddings of all layers.
+void finish_layer_embeddings(const ModelConfig& config, const LayerEmbeddings& weights, int64_t first,
+                             std::span<const int32_t> ids, MatrixView<float> out) {
   scale_rows(out, 1 / std::sqrt(static_cast<double>(config.hidden_size)));
   kernels::rms_norm_heads(out, weights.norm, static_cast<float>(config.rms_norm_eps));
   const auto own = static_cast<float>(std::sqrt(static_cast<double>(config.layer_embedding_size)));
   const auto both = static_cast<float>(std::sqrt(0.5));
   parallel_for(out.rows, 16, [&](int64_t begin, int64_t end) {
-    std::vector<float> row(static_cast<size_t>(out.cols));
+    std::vector<float> row(static_cast<size_t>(weights.table.k));
     for (int64_t r = begin; r < end; ++r) {
       const int64_t id = ids[static_cast<size_t>(r)];
-      kernels::decode_rows(weights.table, id, id + 1, {row.data(), 1, out.cols});
-      for (int64_t c = 0; c < out.cols; ++c) out.row(r)[c] = (out.row(r)[c] + row[static_cast<size_t>(c)] * own) * both;
+      kernels::decode_rows(weights.table, id, id + 1, {row.data(), 1, weights.table.k});
+      for (int64_t c = 0; c < out.cols; ++c)
+        out.row(r)[c] = (out.row(r)[c] + row[static_cast<size_t>(first + c)] * own) * both;
     }
   });
+}
+
+}  // namespace
+
+void embed_layers(const ModelConfig& config, const LayerEmbeddings& weights, std::span<const int32_t> ids,
+                  MatrixView<const float> hidden, MatrixView<float> out) {
+  kernels::linear(weights.projection, hidden, out);
+  finish_layer_embeddings(config, weights, 0, ids, out);
+}
+
+LayerProjection::LayerProjection(const ModelConfig& config, const LayerEmbeddings& weights, int64_t layer)
+    : first(layer * config.layer_embedding_size),
+      values(static_cast<size_t>(config.layer_embedding_size * weights.projection.k)) {
+  const int64_t n = config.layer_embedding_size, k = weights.projection.k;
+  kernels::decode_rows(weights.projection, first, first + n, {values.data(), n, k});
+  const TensorView view{weights.projection.name, DType::f32, {n, k}, bytes_of(values)};
+  weight = {weights.projection.name, n, k, kernels::LinearWeight::Dense{view, nullptr}, {}};
+}
+
+void embed_layer(const ModelConfig& config, const LayerEmbeddings& weights, const LayerProjection& projection,
+                 std::span<const int32_t> ids, MatrixView<const float> hidden, MatrixView<float> out) {
+  kernels::linear(projection.weight, hidden, out);
+  finish_layer_embeddings(config, weights, projection.first, ids, out);
 }
 
 void begin_hidden(const Model& model, std::span<const int32_t> ids, LayerDecoder& runner, Floats& scratch,

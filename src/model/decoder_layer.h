@@ -33,6 +33,20 @@ void embed(const ModelConfig& config, const kernels::LinearWeight& embeddings, s
 void embed_layers(const ModelConfig& config, const LayerEmbeddings& weights, std::span<const int32_t> ids,
                   MatrixView<const float> hidden, MatrixView<float> out);
 
+/// The rows of the projection that are one layer's.
+struct LayerProjection {
+  LayerProjection(const ModelConfig& config, const LayerEmbeddings& weights, int64_t layer);
+  LayerProjection(const LayerProjection&) = delete;
+  LayerProjection& operator=(const LayerProjection&) = delete;
+
+  int64_t first = 0;  ///< row
+  std::vector<float> values;
+  kernels::LinearWeight weight;  ///< of these values
+};
+/// What one layer adds of its own, [ids × layer_embedding_size].
+void embed_layer(const ModelConfig& config, const LayerEmbeddings& weights, const LayerProjection& projection,
+                 std::span<const int32_t> ids, MatrixView<const float> hidden, MatrixView<float> out);
+
 class LayerDecoder;
 
 /// Hidden states 0 of `ids` into `x`; `runner` gets what its layers add of their own, in `scratch`.

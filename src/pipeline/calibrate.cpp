@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "decoder_cuda/generate.h"
 #include "io/files.h"
+#include "kernels/linear/gemm.h"
 #include "model/decoder_layer.h"
 #include "model/model.h"
 #include "model/self_text.h"
@@ -122,6 +123,10 @@ CalibrationWindows read_windows(const model::OpenedModel& model, const Calibrati
   return cut_windows(ids, text.samples, text.length, source.string());
 }
 
+std::string products_on(const device::Context* gpu) {
+  return gpu == nullptr ? std::string(kernels::gemm_library()) : concat("cuBLAS, ", printable(gpu->properties().name));
+}
+
 int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram) {
   const model::ModelConfig& config = model.config;
   int64_t statistics = 0, widest = config.hidden_size;
@@ -170,7 +175,7 @@ struct Calibration::Impl {
         memories(config, windows.samples, windows.length) {
     if (options.pairs) quantized.emplace(model, windows, options, resident);
     model::require_decoder(config, "calibration");
-    if (gpu != nullptr) model::require_layer_by_layer(config, "calibration on a GPU");
+    if (gpu != nullptr && options.pairs) model::require_layer_by_layer(config, "following quantized inputs on a GPU");
     own_embeddings = model::load_layer_embeddings(model);
     decoder.set_positions(0, windows.length);
   }
@@ -195,15 +200,42 @@ struct Calibration::Impl {
     if (!want_statistics) return {};
     if (gpu == nullptr) return run_on_cpu(index, std::move(before));
     ensure(before.empty(), "calibration: sums are added to others on the CPU only");
-    return gpu->run(*weights, index, states, keep_gram, options.on_window);
+    return gpu->run(
+        {.turn = {.layer = index}, .weights = &*weights, .keep_gram = keep_gram, .embed_layer = embedder(index)},
+        states, options.on_window);
+  }
+
+  LayerStatistics take_turn(const LayerTurn& turn, ExchangeCuda* exchange, bool keep_gram) {
+    ensure(gpu != nullptr && !options.pairs, "calibration: turns are taken on GPUs");
+    weights.reset();
+    if (turn.layer == 0) embed();
+    if (turn.layer) weights = model::load_layer(model, *turn.layer);
+    return gpu->run(
+        {turn, weights ? &*weights : nullptr, exchange, keep_gram, turn.layer ? embedder(*turn.layer) : nullptr},
+        states, options.on_window);
+  }
+
+  /// What gives a layer what it adds of its own.
+  CalibrationCuda::EmbedLayer embedder(int64_t index) {
+    if (!own_embeddings) return nullptr;
+    const auto projection = std::make_shared<model::LayerProjection>(config, *own_embeddings, index);
+    return [this, projection](int64_t window, MatrixView<float> rows) {
+      model::embed_layer(config, *own_embeddings, *projection, windows.window(window), first_states(window), rows);
+    };
+  }
+
+  /// Hidden states 0 of a window, where layers add something of their own.
+  MatrixView<float> first_states(int64_t window) {
+    if (!embeddings) embeddings = model::load_embeddings(model);
+    const auto hidden = embedded.matrix(windows.length, config.hidden_size);
+    model::embed(config, *embeddings, windows.window(window), hidden);
+    return hidden;
   }
 
   /// What layers add of their own: computed anew for each of them, which takes no memory between layers.
   void embed_layers(int64_t window) {
-    if (!embeddings) embeddings = model::load_embeddings(model);
-    const auto hidden = embedded.matrix(windows.length, config.hidden_size);
+    const auto hidden = first_states(window);
     const auto rows = layer_embeddings.matrix(windows.length, own_embeddings->table.k);
-    model::embed(config, *embeddings, windows.window(window), hidden);
     model::embed_layers(config, *own_embeddings, windows.window(window), hidden, rows);
     decoder.set_layer_embeddings(rows);
   }
@@ -378,6 +410,10 @@ LayerStatistics Calibration::next(bool keep_gram, LayerStatistics before) {
   auto statistics = impl_->run(impl_->layer++, keep_gram, std::move(before));
   if (impl_->gpu != nullptr && impl_->options.pairs) impl_->gpu->begin_pairs(*impl_->weights);
   return statistics;
+}
+
+LayerStatistics Calibration::take_turn(const LayerTurn& turn, ExchangeCuda* exchange, bool keep_gram) {
+  return impl_->take_turn(turn, exchange, keep_gram);
 }
 
 void Calibration::next_without_statistics() {

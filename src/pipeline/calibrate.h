@@ -17,6 +17,7 @@
 #include "device/context.h"
 #include "model/model.h"
 #include "model/opened.h"
+#include "pipeline/layer_turns.h"
 #include "pipeline/linear_groups.h"
 #include "quantize/asymmetric.h"
 
@@ -25,6 +26,8 @@ struct CudaWork;
 }
 
 namespace w4q::pipeline {
+
+class ExchangeCuda;
 
 /// Where calibration text comes from, and how much of it is used.
 struct CalibrationText {
@@ -62,6 +65,9 @@ CalibrationWindows read_windows(const model::OpenedModel& model, const Calibrati
 /// The windows of ids that are at hand. `source` names them in messages.
 CalibrationWindows cut_windows(std::span<const int32_t> ids, int64_t samples, int64_t length, std::string_view source);
 
+/// What multiplies while text is decoded, on whose last bits near ties depend. `gpu` null: on the CPU.
+std::string products_on(const device::Context* gpu);
+
 struct CalibrationOptions {
   bool gram = true;                 ///< collect Gram matrices
   int64_t max_memory = 0;           ///< bytes that the process should stay below; 0: no limit
@@ -85,6 +91,9 @@ class Calibration {
   /// matrices stay there with `keep_gram`. On the CPU its sums are added to those of `before`, of windows that somebody
   /// else decoded.
   LayerStatistics next(bool keep_gram = false, LayerStatistics before = {});
+  /// On a GPU and without pairs, instead of next(): this rank's part in a round of layers (layer_turns.h). The first turn
+  /// of all ranks is that of the first round. `exchange` may be null where nothing comes or goes.
+  LayerStatistics take_turn(const LayerTurn& turn, ExchangeCuda* exchange, bool keep_gram);
   /// With CalibrationOptions::pairs: goes on to the next layer for its pairs alone.
   void next_without_statistics();
   /// With pairs, after one of these and in the order of the groups: the inputs of a group of its layer, in the model as it is and where

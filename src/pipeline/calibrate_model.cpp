@@ -7,7 +7,6 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "io/output.h"
-#include "kernels/linear/gemm.h"
 #include "model/opened.h"
 #include "pipeline/calibration_cuda.h"
 #include "pipeline/mix_meter.h"
@@ -109,14 +108,14 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   origin.model = model_identity(model.folder.tensors);
   origin.gram = request.options.gram;
   origin.sensitivity = request.sensitivity;
-  ranks::Ranks alone;
-  auto& ranks = request.options.gpu == nullptr ? *request.ranks : alone;
+  auto& ranks = *request.ranks;
   std::optional<SharedWalk> walk;
   std::optional<Progress> progress;
   std::optional<CalibrationWindows> probe, kept;
   if (decodes) {
-    const auto windows = read_windows(*request.ranks, model, request.text, gpu_of(request.options.gpu));
-    if (&ranks == &alone && !request.ranks->first()) return report;
+    origin.products = products_on(gpu_of(request.options.gpu));
+    ranks.require_same("what they multiply with", origin.products);
+    const auto windows = read_windows(ranks, model, request.text, gpu_of(request.options.gpu));
     if (request.text.self) report.notes.push_back(describe_self(request.text));
     report.samples = windows.samples;
     if (windows.samples < request.text.samples) {
@@ -124,7 +123,6 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
     }
     origin.tokens = windows.samples * windows.length;
     origin.texts.push_back(windows.hash);
-    origin.products = kernels::gemm_library();
     if (request.sensitivity) probe = sensitivity_windows(windows);
     kept = mix_windows(windows);
     progress.emplace("calibrate", (windows.samples + ranks.size() - 1) / ranks.size() * config.layers, "windows");
@@ -148,6 +146,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     writer.write(layer, gather(walk ? &*walk : nullptr, files, config, layer));
   }
+  if (walk) walk->finish();
   walk.reset();
   progress.reset();
   if (request.sensitivity) writer.write(sensitivities(probe ? &*probe : nullptr, files, model));

@@ -23,7 +23,8 @@ struct CalibrateRequest {
   bool windows = false;                      ///< keep tokens to measure mixes of widths on; with `sensitivity` anyway
   std::vector<std::filesystem::path> merge;  ///< statistics of the same model, to be added
   bool overwrite = false;
-  ranks::Ranks* ranks = &ranks::world();  ///< share the windows on the CPU; the first one reports and writes the file
+  ranks::Ranks* ranks =
+      &ranks::world();  ///< share the windows, or the layers on GPUs; the first one reports and writes the file
 };
 
 struct CalibrateReport {

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -64,32 +67,63 @@ class LayerJob {
         groups_(model::input_groups(config_, layer)),
         targets_(wanted_targets(config_, layer, scheme_of_, options_.steps)),
         scales_(groups_.size()),
-        reports_(groups_.size()) {
+        reports_(groups_.size()),
+        notes_(groups_.size()) {
     for (const auto& group : groups_) rotations_.emplace_back(run_time_rotation(options_, group), group.width);
-    if (sources.gpu != nullptr) gpu_.emplace(sources.gpu);
+    lanes_ = lanes();
+    if (sources.gpu != nullptr) gpu_.emplace(sources.gpu, lanes_);
   }
 
   CalibratedLayer run() {
     // All scales before any packing: those of o_proj and down_proj change the rows of v_proj and up_proj.
     const bool known = !statistics_.empty();
-    for (size_t group = 0; known && group < groups_.size(); ++group) search(group);
+    if (known) each_group([this](size_t group) { search(group); });
     auto folded = fold_scales(checkpoint_, config_, layer_, targets_, std::move(scales_));
     scales_ = std::move(folded.columns);
     row_scales_ = std::move(folded.rows);
     result_.tensors = std::move(folded.tensors);
     result_.rescaled = std::move(folded.rescaled);
-    for (size_t group = 0; group < groups_.size(); ++group) {
-      pair_.reset();
-      if (packed_linears(group).empty()) continue;
-      if (sources_.paired != nullptr) pair_ = sources_.paired->of(group);
+    each_group([&](size_t group) {
+      if (packed_linears(group).empty()) return;
+      if (sources_.paired != nullptr) {
+        pair_.reset();
+        pair_ = sources_.paired->of(group);
+      }
       if (!known) search(group);
       pack(group);
+    });
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      if (!packed_linears(group).empty()) result_.groups.push_back(reports_[group]);
+      std::ranges::move(notes_[group], std::back_inserter(result_.notes));
     }
     count_experts();
     return std::move(result_);
   }
 
  private:
+  /// Experts have few rows each, and a GPU waits for its launches: groups of so many lanes are worked on side by side. Those
+  /// that follow inputs go in their order, and trellises are rounded together.
+  size_t lanes() const {
+    if (sources_.gpu == nullptr || sources_.paired != nullptr) return 1;
+    bool mixture = false;
+    for (const auto& group : groups_) {
+      mixture |= group.expert.has_value();
+      for (const auto& name : group.names()) {
+        const auto scheme = scheme_of_(name);
+        if (scheme && scheme->family == formats::SchemeFamily::trellis) return 1;
+      }
+    }
+    return mixture ? std::clamp<size_t>(static_cast<size_t>(threads()), 1, 12) : 1;
+  }
+
+  void each_group(const std::function<void(size_t)>& work) {
+    parallel_for(std::ssize(groups_) == 0 ? 0 : static_cast<int64_t>(lanes_), 1, [&](int64_t begin, int64_t end) {
+      for (auto lane = static_cast<size_t>(begin); lane < static_cast<size_t>(end); ++lane) {
+        for (size_t group = lane; group < groups_.size(); group += lanes_) work(group);
+      }
+    });
+  }
+
   void count_experts() {
     for (size_t group = 0; group < groups_.size(); ++group) {
       if (!groups_[group].expert || groups_[group].inputs != model::Basis::stream) continue;
@@ -165,7 +199,7 @@ class LayerJob {
         magnitudes.add(loaded.view(), quantize::rounding_of(*scheme_of_(name), k, plainly(options_)).block);
       }
       const auto measured = gpu_->add(group, loaded.view(), *scheme_of_(name), plainly(options_));
-      outputs_[name] = {measured.power, measured.plain, 0};
+      note_output(name, {measured.power, measured.plain, 0});
       report.output += measured.power;
       report.plain_error += measured.plain;
     }
@@ -204,7 +238,6 @@ class LayerJob {
     }
     note_damping(group, damping);
     gpu_->drop(group);
-    result_.groups.push_back(report);
   }
 
   void pack(size_t group) {
@@ -235,7 +268,6 @@ class LayerJob {
       report.packed_error += finish(group, std::move(work), passes);
     }
     note_damping(group, passes.damping());
-    result_.groups.push_back(report);
   }
 
   /// A weight as it is packed: rotated, every scale in it.
@@ -271,6 +303,7 @@ class LayerJob {
   /// Brings groups to the basis in which they are packed, this one and, where they need not follow it, those behind it;
   /// what gains by it is rounded side by side.
   void set_up_on_gpu(size_t group) {
+    if (lanes_ > 1) return to_basis_on_gpu(group);
     if (group < set_up_) return;
     std::vector<LayerCuda::Part> parts;
     for (set_up_ = group; set_up_ < groups_.size() && parts.size() < LayerCuda::parts_together; ++set_up_) {
@@ -278,8 +311,7 @@ class LayerJob {
       if (names.empty()) continue;
       if (sources_.paired != nullptr && set_up_ > group) break;
       if (pair_) gpu_->follow(set_up_, *pair_);
-      if (!scales_[set_up_].empty()) gpu_->scale(set_up_, scales_[set_up_]);
-      if (rotates(set_up_)) gpu_->rotate(set_up_, rotations_[set_up_]);
+      to_basis_on_gpu(set_up_);
       LayerCuda::Part& part = parts.emplace_back(LayerCuda::Part{.group = set_up_});
       for (size_t i = 0; i < names.size(); ++i) {
         part.linears.push_back(i);
@@ -287,6 +319,11 @@ class LayerJob {
       }
     }
     gpu_->round_together(parts, options_);
+  }
+
+  void to_basis_on_gpu(size_t group) {
+    if (!scales_[group].empty()) gpu_->scale(group, scales_[group]);
+    if (rotates(group)) gpu_->rotate(group, rotations_[group]);
   }
 
   SharedTables tables_on_gpu(size_t group, const std::vector<std::string>& names) {
@@ -338,7 +375,7 @@ class LayerJob {
   void note_damping(size_t group, double damping) {
     const quantize::Step* feedback = options_.steps.find(StepKind::feedback);
     if (feedback == nullptr || damping <= feedback->damping) return;
-    result_.notes.push_back(concat(printable(groups_[group].name()),
+    notes_[group].push_back(concat(printable(groups_[group].name()),
                                    ": its inputs are nearly dependent; the damping was raised to ", damping));
   }
 
@@ -349,7 +386,7 @@ class LayerJob {
           .hint("calibrate without --diagonal");
     }
     if (known.count < known.width && !groups_[group].expert) {
-      result_.notes.push_back(concat(printable(groups_[group].name()), ": ", known.count, " calibration rows for ",
+      notes_[group].push_back(concat(printable(groups_[group].name()), ": ", known.count, " calibration rows for ",
                                      known.width, " channels: they say little; give more text"));
     }
   }
@@ -435,9 +472,15 @@ class LayerJob {
     Values weight = effective_weight(packed.linear, group, row_scales(name));
     packed.error = effective_error(weight);
     if (sources_.paired != nullptr) sources_.paired->take(name, std::move(weight));
+    const std::lock_guard lock(mutex_);
     packed.output = outputs_[name];
     packed.output.packed = output_error;
     result_.linears.emplace(name, std::move(packed));
+  }
+
+  void note_output(const std::string& name, const OutputError& output) {
+    const std::lock_guard lock(mutex_);
+    outputs_[name] = output;
   }
 
   bool rotates(size_t group) const noexcept { return !rotations_[group].rotation().identity(); }
@@ -495,10 +538,13 @@ class LayerJob {
   std::optional<quantize::InputPair> pair_;        // of the group that is being packed
   std::vector<std::vector<float>> scales_;         // empty: ones
   std::vector<GroupReport> reports_;
+  std::vector<std::vector<std::string>> notes_;  // of each group
   std::map<std::string, OutputError, std::less<>> outputs_;
   std::map<std::string, std::vector<float>, std::less<>> row_scales_;  // of linears that scales were folded into
   std::optional<LayerCuda> gpu_;  // the groups of the layer on the GPU, by their numbers
-  size_t set_up_ = 0;             // those before this are in their basis
+  size_t lanes_ = 1;              // of groups
+  size_t set_up_ = 0;             // those before this are in their basis, where there is one lane
+  std::mutex mutex_;              // guards outputs_ and result_.linears
   CalibratedLayer result_;
 };
 

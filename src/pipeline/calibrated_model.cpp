@@ -10,7 +10,6 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
-#include "kernels/linear/gemm.h"
 #include "pipeline/calibrated_cost.h"
 #include "pipeline/calibration_cuda.h"
 #include "quantize/awq.h"
@@ -97,8 +96,8 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
 
 void CalibratedRun::read_text(const CalibratedRequest& request, const std::filesystem::path& output) {
   const quantize::Steps& steps = packing_.options.steps;
-  products_ = gpu_ == nullptr ? std::string(kernels::gemm_library())
-                              : concat("cuBLAS, ", printable(request.gpu->properties().name));
+  products_ = products_on(gpu_of(gpu_));
+  owners_.ranks->require_same("what they multiply with", products_);
   windows_ = read_windows(*owners_.ranks, model_, request.text, gpu_of(gpu_));
   if (request.text.self) notes_.push_back("calibrated with " + describe_self(request.text));
   if (windows_.samples < request.text.samples) {
@@ -113,7 +112,7 @@ void CalibratedRun::read_text(const CalibratedRequest& request, const std::files
   options.gpu = gpu_;
   if (steps.has(StepKind::feedback_outputs)) walk_back(options);
   if (file_ && !options.pairs) return;  // statistics are at hand, and nothing is walked for
-  auto& ranks = gpu_ == nullptr && !options.pairs ? *owners_.ranks : alone_;
+  auto& ranks = options.pairs ? alone_ : *owners_.ranks;
   auto owners = owners_.of;
   if (ranks.size() == 1) {
     for (int& owner : owners) owner = owner == owners_.ranks->rank() ? 0 : -1;

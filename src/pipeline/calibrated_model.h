@@ -39,8 +39,8 @@ struct LayerOwners {
 class CalibratedRun {
  public:
   /// `model` must outlive it; `output` is where the quantized model will stand. Throws bad_argument
-  /// when there is no or more than one source, and as the sources do. Text is decoded by all ranks together on the CPU;
-  /// on GPUs, and where a layer's inputs are those behind quantized layers (asym), by each of them.
+  /// when there is no or more than one source, mismatch where ranks differ, and as the sources do. Text is decoded by all ranks together, which must
+  /// multiply alike; where a layer's inputs are those behind quantized layers (asym), by each of them.
   CalibratedRun(const CalibratedRequest& request, const model::OpenedModel& model, CalibratedPacking packing,
                 const std::filesystem::path& output, LayerOwners owners);
   ~CalibratedRun();

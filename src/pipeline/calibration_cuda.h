@@ -5,14 +5,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 
 #include "core/views.h"
 #include "device/context.h"
 #include "io/checkpoint.h"
 #include "model/config.h"
 #include "model/model.h"
+#include "pipeline/exchange_cuda.h"
 #include "pipeline/hidden_states.h"
+#include "pipeline/layer_turns.h"
 #include "pipeline/linear_groups.h"
 #include "quantize/asymmetric.h"
 
@@ -52,10 +53,20 @@ class CalibrationCuda {
   int64_t resident() const noexcept;
   void put(int64_t window, MatrixView<const float> hidden);
 
-  /// Runs a layer over all windows; `others` holds those that are not resident. With `keep_gram` the Gram matrices stay
-  /// on the GPU (InputStatistics::gpu_gram). `on_window` may be empty.
-  LayerStatistics run(const model::LayerWeights& weights, int64_t layer, HiddenStates& others, bool keep_gram,
-                      const std::function<void()>& on_window);
+  /// What a layer adds of its own in a window, [length, layer_embedding_size].
+  using EmbedLayer = std::function<void(int64_t window, MatrixView<float> rows)>;
+  /// What a rank does in a round of layers; a process by itself runs one after the other.
+  struct Turn {
+    LayerTurn turn;
+    const model::LayerWeights* weights = nullptr;  ///< of the turn's layer; null: it has none
+    ExchangeCuda* exchange = nullptr;              ///< null: hidden states neither come nor go
+    bool keep_gram = false;                        ///< Gram matrices stay on the GPU (InputStatistics::gpu_gram)
+    EmbedLayer embed_layer;                        ///< empty where layers add nothing of their own
+  };
+  /// Runs the turn's layer over all windows; `others` holds those that are not resident. Windows go through a layer in
+  /// chunks of a fixed size, so that sums depend neither on the memory nor on who ran the layers before. Empty where
+  /// nobody wants sums. `on_window` may be empty.
+  LayerStatistics run(const Turn& turn, HiddenStates& others, const std::function<void()>& on_window);
 
   /// With pairs, run() leaves hidden states as they are. This goes on to a layer, of these weights as the model is …
   void begin_pairs(const model::LayerWeights& plain);

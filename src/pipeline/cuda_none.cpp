@@ -26,13 +26,19 @@ CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork>, const mode
 CalibrationCuda::~CalibrationCuda() = default;
 int64_t CalibrationCuda::resident() const noexcept { return 0; }
 void CalibrationCuda::put(int64_t, MatrixView<const float>) { refuse(); }
-LayerStatistics CalibrationCuda::run(const model::LayerWeights&, int64_t, HiddenStates&, bool,
-                                     const std::function<void()>&) {
-  refuse();
-}
+LayerStatistics CalibrationCuda::run(const Turn&, HiddenStates&, const std::function<void()>&) { refuse(); }
 void CalibrationCuda::begin_pairs(const model::LayerWeights&) { refuse(); }
 quantize::InputPair CalibrationCuda::pair(const model::InputGroup&, size_t, const PairedStates&, bool) { refuse(); }
 void CalibrationCuda::finish_pairs(const PairedStates&) { refuse(); }
+
+struct ExchangeCuda::Impl {};
+ExchangeCuda::ExchangeCuda(ranks::Ranks&, quantize::CudaWork&) { refuse(); }
+ExchangeCuda::~ExchangeCuda() = default;
+const std::string& ExchangeCuda::way() const noexcept {
+  static const std::string none;
+  return none;
+}
+void ExchangeCuda::exchange(std::span<const Part>, const std::optional<Part>&) { refuse(); }
 
 struct DistillCuda::Impl {};
 bool DistillCuda::takes(const model::ModelConfig&) { return false; }
@@ -68,7 +74,7 @@ void GradientsCuda::take_costs(std::span<float>) { refuse(); }
 
 struct LayerCuda::Impl {};
 bool LayerCuda::takes(const formats::Scheme&, const quantize::QuantizeOptions&) { return false; }
-LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>) { refuse(); }
+LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>, size_t) { refuse(); }
 LayerCuda::~LayerCuda() = default;
 void LayerCuda::add_group(size_t, const quantize::InputStatistics&) { refuse(); }
 void LayerCuda::follow(size_t, const quantize::InputPair&) { refuse(); }

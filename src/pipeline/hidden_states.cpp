@@ -35,10 +35,14 @@ HiddenStates::~HiddenStates() = default;
 
 std::filesystem::path HiddenStates::file(int64_t index) const { return folder_->path() / concat(index, ".zst"); }
 
-MatrixView<float> HiddenStates::get(int64_t index) {
+MatrixView<float> HiddenStates::place(int64_t index) {
   ensure(index >= 0 && index < count_, "hidden states: no such window");
-  if (index < in_memory_) return {memory_[static_cast<size_t>(index)].get(), rows_, cols_};
-  const MatrixView<float> view(window_.get(), rows_, cols_);
+  return {index < in_memory_ ? memory_[static_cast<size_t>(index)].get() : window_.get(), rows_, cols_};
+}
+
+MatrixView<float> HiddenStates::get(int64_t index) {
+  const MatrixView<float> view = place(index);
+  if (index < in_memory_) return view;
   const auto path = file(index);
   if (!std::filesystem::exists(path)) return view;
   const io::MappedFile mapped(path);

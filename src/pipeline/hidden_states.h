@@ -23,10 +23,12 @@ class HiddenStates {
   HiddenStates(int64_t count, int64_t rows, int64_t cols, int64_t max_bytes, std::filesystem::path beside);
   ~HiddenStates();
 
-  /// Matrix `index` to read and change, valid until the next call of get or put. What a matrix holds before its first
+  /// Matrix `index` to read and change, valid until the next call of get, place or put. What a matrix holds before its first
   /// put is undefined.
   MatrixView<float> get(int64_t index);
-  /// Keeps what the view of the last get(index) holds now. Throws bad_file when the disk is full.
+  /// The same for a matrix that will be written over as a whole.
+  MatrixView<float> place(int64_t index);
+  /// Keeps what the view of the last get(index) or place(index) holds now. Throws bad_file when the disk is full.
   void put(int64_t index);
   /// Gives back the memory of a matrix that nobody asks for again.
   void drop(int64_t index);

@@ -26,7 +26,9 @@ class LayerCuda {
   /// Whether the GPU has a way for a scheme under these options.
   static bool takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options);
 
-  explicit LayerCuda(std::shared_ptr<quantize::CudaWork> work);
+  /// Group g belongs to lane g mod `lanes`: groups of several lanes may be worked on at the same time, a thread for each
+  /// lane, all but follow() and round_together().
+  explicit LayerCuda(std::shared_ptr<quantize::CudaWork> work, size_t lanes = 1);
   ~LayerCuda();
 
   /// Group `group`: linears that read this input. A Gram matrix that stands on the GPU is used up. Throws device when

@@ -26,14 +26,14 @@ decoder_cuda::CudaObserver observe(const std::string& group, int64_t& seen, cons
 }  // namespace
 
 PairsCuda::PairsCuda(quantize::CudaWork& work, const model::ModelConfig& config, const CalibrationShape& shape,
-                     const ResidentWindows& windows)
+                     const PairedChunks& chunks)
     : work_(work),
       shape_(shape),
-      windows_(windows),
+      chunks_(chunks),
       window_values_(shape.length * config.hidden_size),
-      plain_(config, shape.length, windows.batch, work.stream),
-      quantized_(config, shape.length, windows.batch, work.stream),
-      scratch_(work.context, static_cast<size_t>(windows.batch * window_values_) * sizeof(float)) {}
+      plain_(config, shape.length, chunks.batch, work.stream),
+      quantized_(config, shape.length, chunks.batch, work.stream),
+      scratch_(work.context, static_cast<size_t>(chunks.batch * window_values_) * sizeof(float)) {}
 
 void PairsCuda::begin(const model::LayerWeights& plain) {
   plain_.load(plain);
@@ -47,31 +47,13 @@ void PairsCuda::take(const PairedStates& states) {
 }
 
 void PairsCuda::for_batches(const PairedStates& states, const Visit& visit) {
-  for (int64_t first = 0; first < windows_.resident; first += windows_.batch) {
-    const int64_t at = first * window_values_;
-    visit({windows_.plain + at, windows_.quantized + at, std::min(windows_.batch, windows_.resident - first)});
+  for (int64_t chunk = 0; chunk < chunks_.plain.count(); ++chunk) {
+    float* const plain = chunks_.plain.load(chunk, states.plain_others);
+    float* const quantized = chunks_.quantized.load(chunk, states.quantized_others);
+    visit({plain, quantized, chunks_.plain.windows(chunk)});
+    chunks_.plain.store(chunk, plain, states.plain_others);
+    chunks_.quantized.store(chunk, quantized, states.quantized_others);
     work_.stream.synchronize();
-    check_interrupt();
-  }
-  if (windows_.resident < shape_.samples) for_others(states, visit);
-}
-
-void PairsCuda::for_others(const PairedStates& states, const Visit& visit) {
-  const auto bytes = static_cast<size_t>(window_values_) * sizeof(float);
-  device::DeviceBuffer plain(work_.context, bytes), quantized(work_.context, bytes);
-  const auto host = [&](MatrixView<float> hidden) {
-    return std::as_writable_bytes(std::span(hidden.data, static_cast<size_t>(window_values_)));
-  };
-  for (int64_t i = 0; i < shape_.samples - windows_.resident; ++i) {
-    const auto plain_host = host(states.plain_others.get(i)), quantized_host = host(states.quantized_others.get(i));
-    plain.upload(plain_host, work_.stream);
-    quantized.upload(quantized_host, work_.stream);
-    visit({plain.as<float>(), quantized.as<float>(), 1});
-    plain.download(plain_host, work_.stream);
-    quantized.download(quantized_host, work_.stream);
-    work_.stream.synchronize();
-    states.plain_others.put(i);
-    states.quantized_others.put(i);
     check_interrupt();
   }
 }
@@ -92,7 +74,7 @@ quantize::InputPair PairsCuda::pair(const model::InputGroup& group, size_t block
                                     bool keep) {
   take(states);
   quantize::InputPairCuda sums(work_, group.width);
-  const int64_t rows = windows_.batch * shape_.length;
+  const int64_t rows = chunks_.batch * shape_.length;
   captured_ = device::DeviceBuffer(work_.context, static_cast<size_t>(rows * group.width) * sizeof(__half));
   auto* const captured = captured_.as<__half>();
   for_batches(states, [&](const Batch& batch) {

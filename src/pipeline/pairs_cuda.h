@@ -8,22 +8,22 @@
 
 #include "decoder_cuda/layer_decoder.h"
 #include "pipeline/calibration_cuda.h"
+#include "pipeline/window_chunks.h"
 #include "quantize/asymmetric_cuda.h"
 
 namespace w4q::pipeline {
 
-/// Where hidden states of windows are on the GPU, [resident, length, hidden] fp32, and how many go together.
-struct ResidentWindows {
-  float* plain = nullptr;
-  float* quantized = nullptr;
-  int64_t resident = 0, batch = 1;
+/// The hidden states of both models.
+struct PairedChunks {
+  WindowChunks &plain, &quantized;
+  int64_t batch = 1;  ///< windows of a chunk at most
 };
 
 class PairsCuda {
  public:
   /// Everything must outlive it.
   PairsCuda(quantize::CudaWork& work, const model::ModelConfig& config, const CalibrationShape& shape,
-            const ResidentWindows& windows);
+            const PairedChunks& chunks);
 
   /// As CalibrationCuda's. `plain` stays where it is until finish().
   void begin(const model::LayerWeights& plain);
@@ -38,7 +38,6 @@ class PairsCuda {
   using Visit = std::function<void(const Batch&)>;
 
   void for_batches(const PairedStates& states, const Visit& visit);
-  void for_others(const PairedStates& states, const Visit& visit);
   /// Both models up to block `end`, with the weights that stand.
   void advance(const Batch& batch, size_t end);
   void take(const PairedStates& states);
@@ -47,7 +46,7 @@ class PairsCuda {
 
   quantize::CudaWork& work_;
   const CalibrationShape shape_;
-  const ResidentWindows windows_;
+  const PairedChunks chunks_;
   const int64_t window_values_;
   decoder_cuda::CudaLayerDecoder plain_, quantized_;
   bool loaded_ = false;

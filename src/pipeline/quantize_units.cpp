@@ -1,6 +1,7 @@
 #include "pipeline/quantize_units.h"
 
 #include <charconv>
+#include <set>
 #include <string_view>
 
 #include "model/model.h"
@@ -23,9 +24,13 @@ std::optional<int64_t> layer_of(const model::ModelConfig& config, std::string_vi
 
 std::vector<PlanUnit> units_of(const Plan& plan, const model::ModelConfig& config, bool calibrated) {
   std::vector<PlanUnit> units;
+  std::set<int64_t> begun;
   for (const auto& tensor : plan.tensors) {
-    const auto layer = calibrated ? layer_of(config, tensor.name) : std::nullopt;
-    if (!layer || units.empty() || units.back().layer != layer) units.push_back({layer, {}});
+    auto layer = calibrated ? layer_of(config, tensor.name) : std::nullopt;
+    const bool goes_on = layer && !units.empty() && units.back().layer == layer;
+    // What a layer has and does not read is carried along behind all layers.
+    if (layer && !goes_on && !begun.insert(*layer).second) layer.reset();
+    if (!goes_on) units.push_back({layer, {}});
     units.back().tensors.push_back(&tensor);
   }
   return units;

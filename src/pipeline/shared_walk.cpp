@@ -74,6 +74,12 @@ SharedWalk::SharedWalk(ranks::Ranks& ranks, const model::OpenedModel& model, con
       gram_(options.gram),
       walkers_(static_cast<int>(std::min<int64_t>(ranks.size(), windows.samples))),
       owners_(std::move(owners)) {
+  if (options.gpu != nullptr && !options.pairs) {
+    if (ranks.size() > 1) exchange_ = std::make_unique<ExchangeCuda>(ranks, *options.gpu);
+    turns_.emplace(owners_, ranks.size());
+    if (turns_->takes_part(ranks.rank())) calibration_.emplace(model, windows, options);
+    return;
+  }
   if (ranks.rank() < walkers_) calibration_.emplace(model, part_of(windows, ranks.rank(), walkers_), options);
   std::vector<int64_t> wanted;
   for (size_t layer = 0; layer < owners_.size(); ++layer) {
@@ -88,12 +94,35 @@ SharedWalk::SharedWalk(ranks::Ranks& ranks, const model::OpenedModel& model, con
 }
 
 LayerStatistics SharedWalk::next(int64_t layer, bool keep_gram) {
+  if (turns_) return next_turn(layer, keep_gram);
   while (step_ <= until_.at(layer)) step(keep_gram);
   return std::move(complete_.extract(layer).mapped());
 }
 
 void SharedWalk::finish() {
   while (step_ < steps_) step(false);
+  while (turns_ && round_ < turns_->rounds()) take_turn(false);
+  exchange_.reset();  // ranks leave together, before one waits for another's messages
+}
+
+LayerStatistics SharedWalk::next_turn(int64_t layer, bool keep_gram) {
+  while (round_ <= turns_->round_of(layer)) take_turn(keep_gram);
+  const int runner = turns_->runner(layer);
+  if (runner == ranks_.rank()) return std::move(complete_.extract(layer).mapped());
+  return unpacked(ranks_.receive(runner), model::input_groups(config_, layer), gram_);
+}
+
+void SharedWalk::take_turn(bool keep_gram) {
+  const auto turn = turns_->turn(round_++, ranks_.rank());
+  if (!turn) return;
+  const int owner = turn->layer ? owners_[static_cast<size_t>(*turn->layer)] : -1;
+  auto sums = calibration_->take_turn(*turn, exchange_.get(), keep_gram && owner == ranks_.rank());
+  if (owner < 0) return;
+  if (owner == ranks_.rank()) {
+    complete_[*turn->layer] = std::move(sums);
+  } else {
+    ranks_.send(owner, packed(sums));
+  }
 }
 
 void SharedWalk::step(bool keep_gram) {

@@ -1,18 +1,24 @@
-// The walk of calibration, shared by ranks: each decodes its part of the windows, and sums add up in the order of windows,
-// so that they are those of one process, bit for bit.
+// The walk of calibration, shared by ranks, with the sums of one process, bit for bit.
 //
-// The sums of a layer travel from rank to rank: each adds its windows to those before them and hands them on, and goes on
-// to the next layer. Rank r is r layers behind the first; in step t it decodes layer t − r. Ranks that no window is left
-// for decode nothing. Behind the last of the others a layer is complete and goes to its owner. Owners wait for one another
-// before they work on their layers, so that nobody waits for a rank that does.
+// On the CPU each rank decodes its part of the windows. The sums of a layer travel from rank to rank: each adds its
+// windows to those before them and hands them on, and goes on to the next layer. Rank r is r layers behind the first; in
+// step t it decodes layer t − r. Ranks that no window is left for decode nothing. Behind the last of the others a layer
+// is complete and goes to its owner. Owners wait for one another before they work on their layers, so that nobody waits
+// for a rank that does.
+//
+// On GPUs, which make sums faster than sums can travel, each rank runs other layers over all windows, whose hidden
+// states travel instead (layer_turns.h).
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "pipeline/calibrate.h"
+#include "pipeline/exchange_cuda.h"
+#include "pipeline/layer_turns.h"
 #include "ranks/ranks.h"
 
 namespace w4q::pipeline {
@@ -27,7 +33,7 @@ CalibrationWindows part_of(const CalibrationWindows& windows, int rank, int rank
 class SharedWalk {
  public:
   /// `owners`: of each layer the rank that wants its sums; −1: none does. `together`: how many layers are complete before
-  /// the first of them is worked on. More than one rank on the CPU and without pairs only.
+  /// the first of them is worked on; on GPUs a round is. More than one rank without pairs only.
   SharedWalk(ranks::Ranks& ranks, const model::OpenedModel& model, const CalibrationWindows& windows,
              const CalibrationOptions& options, std::vector<int> owners, int together);
 
@@ -42,13 +48,18 @@ class SharedWalk {
   int64_t last_step(int64_t layer) const noexcept { return layer + walkers_ - 1; }
   void step(bool keep_gram);
   void decode(int64_t layer, bool keep_gram);
+  LayerStatistics next_turn(int64_t layer, bool keep_gram);
+  void take_turn(bool keep_gram);
 
   ranks::Ranks& ranks_;
   const model::ModelConfig& config_;
   const bool gram_;
   const int walkers_;  // ranks that decode: the first so many
   const std::vector<int> owners_;
-  std::map<int64_t, int64_t> until_;  // for each wanted layer, the step behind which it is worked on
+  std::map<int64_t, int64_t> until_;        // for each wanted layer, the step behind which it is worked on
+  std::unique_ptr<ExchangeCuda> exchange_;  // of several GPUs
+  std::optional<LayerTurns> turns_;         // on GPUs
+  int64_t round_ = 0;                       // the next one
   std::optional<Calibration> calibration_;
   std::map<int64_t, LayerStatistics> complete_;  // this rank's
   int64_t step_ = 0, steps_ = 0;

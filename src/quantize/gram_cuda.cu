@@ -96,49 +96,49 @@ __global__ void __launch_bounds__(element_threads)
 template <class T>
 void GramCuda::expand(const T* triangle, double scale) {
   const auto tiles = static_cast<unsigned>((width_ + tile - 1) / tile);
-  expand_kernel<<<dim3(tiles, tiles), dim3(tile, 8), 0, work_.stream.get()>>>(triangle, width_, scale,
-                                                                              matrix_.as<float>());
+  expand_kernel<<<dim3(tiles, tiles), dim3(tile, 8), 0, work_->stream.get()>>>(triangle, width_, scale,
+                                                                               matrix_.as<float>());
   device::check_launch("Gram matrix", concat(width_));
-  work_.stream.synchronize();
+  work_->stream.synchronize();
 }
 
 GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
-    : work_(work),
+    : work_(&work),
       width_(statistics.width),
       matrix_(work.context, static_cast<size_t>(width_ * width_) * sizeof(float)) {
   const double scale = statistics.count > 0 ? 1.0 / static_cast<double>(statistics.count) : 0.0;
   if (statistics.has_gram()) {
     // The triangle passes through the memory of the squares, which are twice as many but half as wide.
     const double* const triangle =
-        work_.put(work_.square, statistics.gram.data(), static_cast<int64_t>(statistics.gram.size()));
+        work_->put(work_->square, statistics.gram.data(), static_cast<int64_t>(statistics.gram.size()));
     expand(triangle, scale);
     return;
   }
-  matrix_.fill(0, work_.stream);
-  const double* const sums = work_.put(work_.sums, statistics.sum_squares.data(), width_);
-  set_diagonal_kernel<<<element_blocks(width_), element_threads, 0, work_.stream.get()>>>(sums, width_, scale,
-                                                                                          matrix_.as<float>());
+  matrix_.fill(0, work_->stream);
+  const double* const sums = work_->put(work_->sums, statistics.sum_squares.data(), width_);
+  set_diagonal_kernel<<<element_blocks(width_), element_threads, 0, work_->stream.get()>>>(sums, width_, scale,
+                                                                                           matrix_.as<float>());
   device::check_launch("diagonal", concat(width_));
 }
 
 GramCuda::GramCuda(CudaWork& work, const double* triangle, int64_t width, int64_t count)
-    : work_(work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
+    : work_(&work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
   expand(triangle, count > 0 ? 1.0 / static_cast<double>(count) : 0.0);
 }
 
 GramCuda::GramCuda(CudaWork& work, std::span<const float> triangle, int64_t width)
-    : work_(work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
+    : work_(&work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
   ensure(std::ssize(triangle) == triangle_size(width), "GramCuda: not a triangle");
   expand(work.put(work.square, triangle.data(), std::ssize(triangle)), 1.0);
 }
 
 GramCuda::GramCuda(CudaWork& work, MatrixView<const float> gram)
-    : work_(work),
+    : work_(&work),
       width_(gram.rows),
       matrix_(work.context, static_cast<size_t>(gram.rows * gram.rows) * sizeof(float)) {
   ensure(gram.rows == gram.cols && gram.stride == gram.cols, "GramCuda: not a square matrix");
-  matrix_.upload(std::as_bytes(std::span(gram.data, static_cast<size_t>(width_ * width_))), work_.stream);
-  work_.stream.synchronize();
+  matrix_.upload(std::as_bytes(std::span(gram.data, static_cast<size_t>(width_ * width_))), work_->stream);
+  work_->stream.synchronize();
 }
 
 void divide_square(CudaWork& work, float* matrix, int64_t k, std::span<const float> scales) {
@@ -154,36 +154,36 @@ void transpose_square(CudaWork& work, float* matrix, int64_t k) {
   device::check_launch("transposed matrix", concat(k));
 }
 
-void GramCuda::divide(std::span<const float> scales) { divide_square(work_, matrix_.as<float>(), width_, scales); }
+void GramCuda::divide(std::span<const float> scales) { divide_square(*work_, matrix_.as<float>(), width_, scales); }
 
 void GramCuda::rotate(const RotationCuda& rotation) {
   ensure(rotation.k() == width_, "GramCuda: shapes do not fit");
   const auto tiles = static_cast<unsigned>((width_ + tile - 1) / tile);
   const dim3 grid(tiles, tiles), block(tile, 8);
   auto* const matrix = matrix_.as<float>();
-  rotation.rotate(work_, matrix, width_);
-  transpose_square(work_, matrix, width_);
-  rotation.rotate(work_, matrix, width_);
+  rotation.rotate(*work_, matrix, width_);
+  transpose_square(*work_, matrix, width_);
+  rotation.rotate(*work_, matrix, width_);
   // What rounding makes unequal on both sides of the diagonal becomes equal again.
-  mirror_kernel<true><<<grid, block, 0, work_.stream.get()>>>(matrix, width_);
+  mirror_kernel<true><<<grid, block, 0, work_->stream.get()>>>(matrix, width_);
   device::check_launch("rotated Gram matrix", concat(width_));
 }
 
 std::vector<float> GramCuda::diagonal() const {
-  auto* const values = work_.columns.get<float>(width_);
-  diagonal_kernel<<<element_blocks(width_), element_threads, 0, work_.stream.get()>>>(data(), width_, values);
+  auto* const values = work_->columns.get<float>(width_);
+  diagonal_kernel<<<element_blocks(width_), element_threads, 0, work_->stream.get()>>>(data(), width_, values);
   device::check_launch("diagonal", concat(width_));
-  return work_.fetch(values, width_);
+  return work_->fetch(values, width_);
 }
 
-std::vector<float> GramCuda::download() const { return work_.fetch(data(), width_ * width_); }
+std::vector<float> GramCuda::download() const { return work_->fetch(data(), width_ * width_); }
 
 void GramCuda::add_square(const float* difference, int64_t rows, bool add) const {
   add_square(difference, rows, add, true);
 }
 
 void GramCuda::add_square(const float* difference, int64_t rows, bool add, bool rounded) const {
-  auto* const square = work_.square.get<float>(width_ * width_);
+  auto* const square = work_->square.get<float>(width_ * width_);
   const int64_t stripe = stripe_width(width_);
   for (int64_t begin = 0; begin < width_; begin += stripe) {
     const int64_t cols = std::min(stripe, width_ - begin);
@@ -196,21 +196,21 @@ void GramCuda::add_square(const float* difference, int64_t rows, bool add, bool 
                              .ldb = width_,
                              .c = square + begin * width_ + begin,
                              .ldc = width_,
-                             .workspace = work_.cublas.data(),
+                             .workspace = work_->cublas.data(),
                              .a_transposed = true,
                              .add = add,
                              .tensor_cores = rounded},
-                            work_.stream);
+                            work_->stream);
   }
 }
 
 double GramCuda::square_error() const {
-  auto* const sums = work_.sums.get<double>(width_);
-  row_products_kernel<<<static_cast<unsigned>(width_), element_threads, 0, work_.stream.get()>>>(
-      work_.square.get<float>(width_ * width_), data(), width_, sums);
+  auto* const sums = work_->sums.get<double>(width_);
+  row_products_kernel<<<static_cast<unsigned>(width_), element_threads, 0, work_->stream.get()>>>(
+      work_->square.get<float>(width_ * width_), data(), width_, sums);
   device::check_launch("output error", concat(width_));
   double total = 0;
-  for (const double sum : work_.fetch(sums, width_)) total += sum;
+  for (const double sum : work_->fetch(sums, width_)) total += sum;
   return total;
 }
 

@@ -29,6 +29,8 @@ class GramCuda {
 
   int64_t width() const noexcept { return width_; }
   const float* data() const noexcept { return matrix_.as<float>(); }
+  /// Everything from now on is done on the stream of `work`; what was asked for before is done.
+  void use(CudaWork& work) noexcept { work_ = &work; }
   /// For inputs that are divided by `scales`.
   void divide(std::span<const float> scales);
   /// R · G · Rᵀ, for inputs that are rotated.
@@ -49,7 +51,7 @@ class GramCuda {
   template <class T>
   void expand(const T* triangle, double scale);
 
-  CudaWork& work_;
+  CudaWork* work_;
   int64_t width_;
   device::DeviceBuffer matrix_;
 };

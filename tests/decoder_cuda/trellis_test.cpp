@@ -223,6 +223,38 @@ TEST_F(TrellisGpu, DecodingIsTheDefinition) {
   }
 }
 
+/// Also f16, whose weights are computed two at a time where u is a power of two, and not where it is none.
+TEST_F(TrellisGpu, SixteenBitsAreOneRoundingOfTheDefinition) {
+  const device::Stream stream(test::gpu());
+  for (const auto& [scheme_name, n, k] :
+       {std::tuple{"trellis2-w8", 128, 64}, {"trellis3-w16", 300, 200}, {"trellis4-w11", 130, 1001}}) {
+    const auto scheme = formats::parse_scheme(scheme_name);
+    const PackedWeight packed = repack::layout_row("trellis-fragment").pack(random_trellis(scheme, n, k, 6));
+    const auto codes = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::codes).bytes.bytes(), stream);
+    const auto scales = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::scales).bytes.bytes(), stream);
+    const auto count = static_cast<size_t>(n * k);
+    const auto decode = [&](float unit, DType dtype, std::span<std::byte> to) {
+      device::DeviceBuffer out(stream.context(), to.size());
+      kernels::trellis::dequantize({scheme, n, k, codes.as<uint32_t>(), scales.data(), unit}, 0, n,
+                                   {out.data(), dtype, k}, stream);
+      out.download(to, stream);
+      stream.synchronize();
+    };
+    for (const float unit : {0x1p-7f, 0x1.8p-7f, 0x1p-14f, 0x1p5f, 0x1p-20f}) {
+      std::vector<float> exact(count);
+      std::vector<uint16_t> half(count), brain(count);
+      decode(unit, DType::f32, std::as_writable_bytes(std::span(exact)));
+      decode(unit, DType::f16, std::as_writable_bytes(std::span(half)));
+      decode(unit, DType::bf16, std::as_writable_bytes(std::span(brain)));
+      size_t wrong = 0;
+      for (size_t i = 0; i < count; ++i) {
+        if (half[i] != f16_from_f32(exact[i]) || brain[i] != bf16_from_f32(exact[i])) ++wrong;
+      }
+      EXPECT_EQ(wrong, 0u) << scheme_name << ", u = " << unit;
+    }
+  }
+}
+
 TEST_F(TrellisGpu, LaunchesThatOverlapMakeTheSameEveryTime) {
   const device::Stream stream(test::gpu());
   const Case c{"trellis3-w16", 512, 512, 128};

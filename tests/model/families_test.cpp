@@ -6,6 +6,7 @@
 #include "io/checkpoint.h"
 #include "model/architecture.h"
 #include "model/decoder.h"
+#include "model/decoder_layer.h"
 #include "reference_logits.h"
 #include "small_model.h"
 #include "support.h"
@@ -156,6 +157,32 @@ TEST(TrainedModels, DecodeAsTheProgramThatTrainedThem) {
     const test::ReferenceLogits reference(folder / "reference.safetensors");
     const auto found = decode(Model::open(folder), reference.ids(), {1 << 20});
     EXPECT_LT(largest_difference(found, reference.logits()), reference_tolerance) << name;
+  }
+}
+
+/// What a layer adds of its own is the same whether all layers' is made at once or one's alone: sums are taken in another order
+/// at most.
+TEST(LayerEmbeddings, OfOneLayerAreItsPartOfAll) {
+  const test::TemporaryFolder folder;
+  test::write_small_model(architecture_row("gemma4_text"), folder.path() / "m");
+  const Model model = Model::open(folder.path() / "m");
+  const auto& config = model.config();
+  const auto& own = *model.layer_embeddings();
+  const auto ids = some_ids(9, config.vocab_size);
+  const int64_t rows = std::ssize(ids), size = config.layer_embedding_size;
+  std::vector<float> hidden(static_cast<size_t>(rows * config.hidden_size));
+  std::vector<float> all(static_cast<size_t>(rows * config.layers * size)), one(static_cast<size_t>(rows * size));
+  const MatrixView<float> states(hidden.data(), rows, config.hidden_size);
+  embed(config, model.embeddings(), ids, states);
+  embed_layers(config, own, ids, states, {all.data(), rows, config.layers * size});
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    embed_layer(config, own, {config, own, layer}, ids, states, {one.data(), rows, size});
+    std::vector<float> expected;
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto begin = all.begin() + (row * config.layers + layer) * size;
+      expected.insert(expected.end(), begin, begin + size);
+    }
+    EXPECT_LT(largest_difference(one, expected), 1e-5) << layer;
   }
 }
 

@@ -1,4 +1,5 @@
 // AWQ through the library: folding changes nothing, searches do what they say, and what comes out is a model.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -299,6 +300,25 @@ TEST_F(QuantizeAwq, RefusesWhatMakesNoSense) {
   both.calibrated->statistics = folder_ / "s.safetensors";
   expect_error(ErrorCode::bad_argument, {"one of the two"}, [&] { quantize_model(both); });
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+/// Gemma 4's last layers are stored with keys and values that they do not read, which are carried along behind all layers.
+TEST_F(QuantizeAwq, WhatLayersHaveAndDoNotReadIsCarriedAlong) {
+  W4Q_NEEDS_SHARED_DATA();
+  auto wanted = request("q");
+  wanted.model = test::shared_data() / "families/gemma4";
+  wanted.scheme = formats::parse_scheme("int4-g32-f16-asym");
+  std::string ids;
+  for (int i = 0; i < 64; ++i) ids += {static_cast<char>(3 + i * 37 % 200), 0};
+  std::ofstream(folder_ / "ids.u16", std::ios::binary) << ids;
+  wanted.calibrated->text.ids = folder_ / "ids.u16";
+  wanted.calibrated->text.samples = 2;
+  wanted.calibrated->text.length = 32;
+  quantize_model(wanted);
+  const std::string name = "model.language_model.layers.2.self_attn.k_proj.weight";
+  const auto from = io::Checkpoint::open(wanted.model), to = io::Checkpoint::open(wanted.output);
+  const auto before = from.load(name), after = to.load(name);
+  EXPECT_TRUE(std::ranges::equal(before.view().bytes, after.view().bytes));
 }
 
 /// A hostile input scale would put infinities into the decoded weights.

@@ -8,13 +8,16 @@
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/rng.h"
+#include "device/nccl.h"
 #include "device/properties.h"
 #include "gpu.h"
+#include "io/digest.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/calibration_cuda.h"
 #include "pipeline/gradients.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/statistics_file.h"
+#include "ranks/thread_ranks.h"
 #include "small_model.h"
 #include "support.h"
 #include "tokenizer/token_file.h"
@@ -245,6 +248,84 @@ TEST_F(PipelineCuda, CalibratesOnTheWay) {
     EXPECT_EQ(direct.groups[i].point.alpha, by_file.groups[i].point.alpha);
     EXPECT_NEAR(direct.groups[i].packed_error, by_file.groups[i].packed_error, 1e-3 * by_file.groups[i].packed_error);
   }
+}
+
+/// Of a walk of several chunks of windows, the last of which is not full.
+CalibrateRequest several_chunks(const std::filesystem::path& output) {
+  CalibrateRequest request;
+  request.model = test::testdata() / "w4q-llama-tiny";
+  request.output = output;
+  request.text.ids = request.model / "own/selfgen.ids.u16";
+  request.text.samples = 9;
+  request.text.length = 1000;
+  request.overwrite = true;
+  return request;
+}
+
+/// Where hidden states lie must not be seen in sums, nor what else takes a GPU's memory.
+TEST_F(PipelineCuda, SumsDoNotDependOnTheMemory) {
+  device::Context crowded(0, 1'000'000);  // a share that nothing fits into
+  std::vector<std::string> digests;
+  for (device::Context* gpu : {&test::gpu(), &crowded}) {
+    auto request = several_chunks(folder_ / "stats.safetensors");
+    request.options.gpu = make_cuda_work(*gpu);
+    calibrate_model(request);
+    digests.push_back(io::digest_of_file(request.output).text());
+  }
+  EXPECT_EQ(digests[0], digests[1]);
+}
+
+/// What so many ranks, threads here, make of statistics and of a quantization; rank r has the GPU gpus[r].
+std::vector<std::string> made_by_ranks(const std::vector<device::Context*>& gpus, const std::filesystem::path& folder,
+                                       const QuantizeRequest& packing) {
+  const auto shared = [](device::Context* gpu) {
+    return std::shared_ptr<device::Context>(gpu, [](device::Context*) {});
+  };
+  auto calibrating = several_chunks(folder / "stats.safetensors");
+  test::run_as_ranks(static_cast<int>(gpus.size()), [&](ranks::Ranks& ranks) {
+    auto own = calibrating;
+    own.ranks = &ranks;
+    own.options.gpu = make_cuda_work(*gpus[static_cast<size_t>(ranks.rank())]);
+    calibrate_model(own);
+  });
+  test::run_as_ranks(static_cast<int>(gpus.size()), [&](ranks::Ranks& ranks) {
+    auto own = packing;
+    own.sharing.ranks = &ranks;
+    own.gpu = own.calibrated->gpu = shared(gpus[static_cast<size_t>(ranks.rank())]);
+    quantize_model(own);
+  });
+  return {io::digest_of_file(calibrating.output).text(),
+          io::digest_of_file(packing.output / "model.safetensors").text()};
+}
+
+class RanksPipelineCuda : public PipelineCuda {
+ protected:
+  QuantizeRequest packing() const {
+    auto result = request("kbit3-b32-e4m4", "out", nullptr);
+    result.options.steps = quantize::parse_steps("lloyd+search → feedback → sweeps");
+    result.calibrated->statistics.clear();
+    result.calibrated->text = several_chunks({}).text;
+    return result;
+  }
+};
+
+/// They share the GPU, so that hidden states go by host memory.
+TEST_F(RanksPipelineCuda, OneAndSeveralWriteTheSameBytes) {
+  const auto expected = made_by_ranks({&test::gpu()}, folder_.path(), packing());
+  for (const size_t size : {2, 3}) {
+    const std::vector<device::Context*> gpus(size, &test::gpu());
+    EXPECT_EQ(made_by_ranks(gpus, folder_.path(), packing()), expected) << size << " ranks";
+  }
+}
+
+/// Hidden states go from GPU to GPU.
+TEST_F(RanksPipelineCuda, SeveralGpusWriteTheBytesOfOne) {
+  std::string why;
+  if (device::gpu_count() < 2) GTEST_SKIP() << "needs two GPUs";
+  if (!device::have_nccl(&why)) GTEST_SKIP() << why;
+  static auto* const second = new device::Context(1);
+  const auto expected = made_by_ranks({&test::gpu()}, folder_.path(), packing());
+  EXPECT_EQ(made_by_ranks({&test::gpu(), second}, folder_.path(), packing()), expected);
 }
 
 /// Products round to TF32 there: 1e-2 is what gradients of single layers agree within.

@@ -1,5 +1,5 @@
-// Attention of one token. A block has one key head (and up to eight of the query heads that read it) and a stretch of
-// pages; its warps take pages in turn, into registers or through a ring of their own in shared memory (the next page
+// Attention of one token. A block has one key head (and up to eight of the query heads that read it, at most four while
+// the context is short) and a stretch of pages; its warps take pages in turn, into registers or through a ring of their own in shared memory (the next page
 // of fp8 and fp4r, all of q4): no barrier of the block in the loop. Per page and warp: dim/16 mma for the scores of
 // eight heads (of four with f16, whose queries have two parts; for more, twice as many), dim/16 for the output. The
 // token's own key and value are attended to from shared memory, so that nothing waits for their way into the cache.
@@ -34,23 +34,26 @@ __global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
   device::trigger_dependent_launch();
-  const int split = static_cast<int>(blockIdx.x);
-  const int splits = static_cast<int>(gridDim.x);
-  const BlockHeads heads(task);
+  BlockHeads heads(task);
   prefetch_table(task.layer);
   device::wait_grid_dependency();
   // Of many blocks, only a long context needs the later ones: they ask where the token stands before anything else.
-  const bool certain = split < certain_splits;
+  const bool certain = static_cast<int>(blockIdx.x) < certain_splits * (heads.can_halve() ? 2 : 1);
   int position = 0;
   if (!certain) {
     position = read_position(task);
-    if (split >= Stretch(task, position, split, splits).active) return;
+    const SeenPages seen(task, position);
+    const Sharers sharers(heads, seen.pages);
+    if (sharers.split >= Stretch(seen, sharers.split, sharers.splits).active) return;
   }
   EarlyLoads<dim> early(task, heads);
   if (certain) position = read_position(task);
-  const Stretch stretch(task, position, split, splits);
-  if (split >= stretch.active) return;
-  const bool last = split + 1 == stretch.active;
+  const SeenPages seen(task, position);
+  const Sharers sharers(heads, seen.pages);
+  const Stretch stretch(seen, sharers.split, sharers.splits);
+  if (sharers.split >= stretch.active) return;
+  if (sharers.apart > 1) heads.halve(sharers.first != 0);
+  const bool last = sharers.split + 1 == stretch.active;
   auto& space = shared.spaces[threadIdx.x / 32];
   const PoolPages<dim> pages(task.layer, stretch.first, 1, stretch.past - stretch.first);
   const auto attend = [&](auto& attending, float* row) {
@@ -80,7 +83,7 @@ __global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const
     attend(attending, space.next.row());
   }
   __syncthreads();
-  merge<dim>(task, heads, split, stretch.active, shared.spaces);
+  merge<dim>(task, heads, sharers, stretch.active, shared.spaces);
 }
 
 /// Pages of fp4r whose coarse scores come close enough to the largest ones of some pages; without a margin, where
@@ -99,7 +102,7 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   const int split = static_cast<int>(blockIdx.x);
   const BlockHeads heads(task);
   EarlyLoads<dim> early(task, heads);
-  const Stretch stretch(task, read_position(task), split, static_cast<int>(gridDim.x));
+  const Stretch stretch(SeenPages(task, read_position(task)), split, static_cast<int>(gridDim.x));
   const int active =
       min(static_cast<int>(gridDim.x), (stretch.pages + pruned_pages_per_split - 1) / pruned_pages_per_split);
   if (split >= active) return;
@@ -135,7 +138,7 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   __syncwarp();
   running.store(space.partial);
   __syncthreads();
-  merge<dim>(task, heads, split, active, shared.spaces);
+  merge<dim>(task, heads, Sharers(), active, shared.spaces);
   if (warp == warps<dim> - 1) count_kept(task, split, active, list.kept);
 }
 

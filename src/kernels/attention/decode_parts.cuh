@@ -18,7 +18,7 @@ template <int dim>
 inline constexpr int threads = warps<dim> * 32;
 /// Pages that a block takes at least, before another one joins.
 inline constexpr int pages_per_split = 8;
-/// Blocks of a key head that ask for their heads before they know whether they have pages.
+/// Splits of a key head that ask for their heads before they know whether they have pages.
 inline constexpr int certain_splits = 4;
 inline constexpr float log2_e = 1.4426950408889634f;
 /// Below every score, and still finite: differences of two of it are zero.
@@ -42,29 +42,62 @@ struct Task {
   int heads, group, head_tiles;
 };
 
-/// The key head and the query heads of a block.
+/// The key head and the query heads of a block: a tile of heads, or one half of it.
 struct BlockHeads {
   int kv_head, first, count;
+  int tile;        ///< heads of the tile
+  int before = 0;  ///< of which so many stand in front of these
 
   __device__ explicit BlockHeads(const Task& task) {
     kv_head = static_cast<int>(blockIdx.y) / task.head_tiles;
-    const int tile = static_cast<int>(blockIdx.y) % task.head_tiles;
-    first = kv_head * task.group + tile * tile_heads;
-    count = min(tile_heads, task.group - tile * tile_heads);
+    const int index = static_cast<int>(blockIdx.y) % task.head_tiles;
+    first = kv_head * task.group + index * tile_heads;
+    count = tile = min(tile_heads, task.group - index * tile_heads);
+  }
+  /// Whether halves of the tile have columns for both parts of their queries where the tile has not.
+  __device__ bool can_halve() const { return tile > tile_heads / 2; }
+  __device__ void halve(bool second) {
+    const int half = (tile + 1) / 2;
+    before = second ? half : 0;
+    count = second ? tile - half : half;
+    first += before;
+  }
+};
+
+/// Who shares the pages of a tile of heads: blocks next to each other, or every second one, where two share the heads as
+/// well. They do while none of them gets more pages than a block takes at least: each then has half of the heads to
+/// prepare, to multiply and to bring together, and what it reads twice comes from the L2 cache.
+struct Sharers {
+  int first = 0, apart = 1;  ///< blocks first, first + apart …
+  int split, splits;
+
+  __device__ Sharers() : split(static_cast<int>(blockIdx.x)), splits(static_cast<int>(gridDim.x)) {}
+  __device__ Sharers(const BlockHeads& heads, int pages) : Sharers() {
+    if (!heads.can_halve() || pages > pages_per_split * (splits / 2)) return;
+    first = split % 2, apart = 2;
+    split /= 2, splits /= 2;
+  }
+  /// The index of the block that has this split.
+  __device__ int block(int of) const { return first + of * apart; }
+};
+
+/// Tokens that count, oldest … position, and the pages that have some.
+struct SeenPages {
+  int position, oldest, begin, pages;
+
+  __device__ SeenPages(const Task& task, int position_) : position(position_) {
+    oldest = task.window > 0 && position >= task.window ? position - static_cast<int>(task.window) + 1 : 0;
+    begin = oldest / kv_page_tokens;
+    pages = position / kv_page_tokens + 1 - begin;
   }
 };
 
 /// The stretch of pages of a block.
-struct Stretch {
-  int position, oldest;  ///< tokens that count: oldest … position
-  int begin, pages;      ///< pages that have some
-  int active;            ///< blocks of this key head that have pages
-  int first, past;       ///< pages of this block
+struct Stretch : SeenPages {
+  int active;       ///< blocks of these heads that have pages
+  int first, past;  ///< pages of this block
 
-  __device__ Stretch(const Task& task, int position_, int split, int splits) : position(position_) {
-    oldest = task.window > 0 && position >= task.window ? position - static_cast<int>(task.window) + 1 : 0;
-    begin = oldest / kv_page_tokens;
-    pages = position / kv_page_tokens + 1 - begin;
+  __device__ Stretch(const SeenPages& seen, int split, int splits) : SeenPages(seen) {
     active = min(splits, (pages + pages_per_split - 1) / pages_per_split);
     const int each = (pages + active - 1) / active;
     active = (pages + each - 1) / each;
@@ -90,15 +123,15 @@ __device__ __forceinline__ void prefetch_table(const PagedLayer& layer) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(layer.table + i));
 }
 
-/// A query, key or value head of the token: which, and where it goes.
+/// A query head of the tile, or the key or value head of the token: which, and where it stands.
 struct Item {
   bool query, key;
   int head;  ///< in the row of q, k and v heads
 
   __device__ Item(const Task& task, const BlockHeads& heads, int index) {
-    query = index < heads.count;
-    key = index == heads.count;
-    head = query ? heads.first + index : task.heads + (key ? 0 : task.layer.kv_heads) + heads.kv_head;
+    query = index < heads.tile;
+    key = index == heads.tile;
+    head = query ? heads.first - heads.before + index : task.heads + (key ? 0 : task.layer.kv_heads) + heads.kv_head;
   }
 };
 
@@ -117,15 +150,15 @@ struct RawHead {
   }
 };
 
-/// What a warp asks for before it knows where the token stands: its first head and the angles, where they do not depend
-/// on the position.
+/// What a warp asks for before it knows where the token stands: its first head of the tile, whoever has that in the end, and
+/// the angles, where they do not depend on the position.
 template <int dim>
 struct EarlyLoads {
   RawHead<dim> head;
   Angles<dim> angles;
 
   __device__ EarlyLoads(const Task& task, const BlockHeads& heads)
-      : head(task, Item(task, heads, min(static_cast<int>(threadIdx.x) / 32, heads.count + 1))),
+      : head(task, Item(task, heads, min(static_cast<int>(threadIdx.x) / 32, heads.tile + 1))),
         angles(task.rotation.cosine, task.rotation.sine, task.rotation.single ? task.rotation.pairs : 0) {}
 };
 
@@ -160,8 +193,10 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
     const int64_t at = int64_t{position} * rotation.pairs;
     early.angles = Angles<dim>(rotation.cosine + at, rotation.sine + at, rotation.pairs);
   }
-  for (int index = warp; index < heads.count + (stores ? 2 : 0); index += warps<dim>) {
+  for (int index = warp; index < heads.tile + (stores ? 2 : 0); index += warps<dim>) {
     const Item item(task, heads, index);
+    const int query = index - heads.before;  // of the block
+    if (item.query && static_cast<unsigned>(query) >= static_cast<unsigned>(heads.count)) continue;
     if (index != warp) early.head = RawHead<dim>(task, item);
 #pragma unroll
     for (int j = 0; j < dim / 32; ++j) row[lane + 32 * j] = early.head.values[j];
@@ -174,8 +209,8 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
     if (item.query) {
       for (int i = lane; i < dim; i += 32) {
         const __half high = __float2half_rn(row[i]);
-        queries[index][i] = high;
-        if constexpr (has_low_parts(type)) queries[low_at + index][i] = __float2half_rn(row[i] - __half2float(high));
+        queries[query][i] = high;
+        if constexpr (has_low_parts(type)) queries[low_at + query][i] = __float2half_rn(row[i] - __half2float(high));
       }
     } else {
       const int bytes = item.key ? kv_head_page_bytes(type, dim) : kv_value_page_bytes(type, dim);

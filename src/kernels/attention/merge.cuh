@@ -114,9 +114,9 @@ __device__ void join_blocks(frame::MailboxWord* from, int stride, int others, Jo
   }
 }
 
-/// Brings the blocks of a key head together: all but the last hand their means to it.
+/// Brings the `active` first of the blocks that share pages together: all but the last hand their means to it.
 template <int dim, class Space>
-__device__ void merge(const Task& task, const BlockHeads& heads, int split, int active,
+__device__ void merge(const Task& task, const BlockHeads& heads, const Sharers& sharers, int active,
                       const Space (&spaces)[warps<dim>]) {
   constexpr int half = dim / 2;
   constexpr int stride = tile_heads * half;
@@ -127,15 +127,16 @@ __device__ void merge(const Task& task, const BlockHeads& heads, int split, int 
     const int head = i / half;
     const int d = i % half;
     const Mean own = block_mean<dim>(spaces, head, d);
-    if (split + 1 < active) {
-      send_mean(mailboxes + split * stride + i, own);
+    if (sharers.split + 1 < active) {
+      send_mean(mailboxes + sharers.block(sharers.split) * stride + i, own);
       continue;
     }
     Join join(own);
+    frame::MailboxWord* const from = mailboxes + sharers.block(0) * stride + i;
     if (active <= 5) {
-      join_blocks<4>(mailboxes + i, stride, active - 1, join);
+      join_blocks<4>(from, sharers.apart * stride, active - 1, join);
     } else {
-      join_blocks<16>(mailboxes + i, stride, active - 1, join);
+      join_blocks<16>(from, sharers.apart * stride, active - 1, join);
     }
     if (task.sinks != nullptr) join.add_sink(task.sinks[heads.first + head] * log2_e);
     if (d < head_dim) out[int64_t{head} * head_dim + d] = __float2half_rn(__fdividef(join.low, join.weight));

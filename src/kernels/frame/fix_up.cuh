@@ -7,6 +7,49 @@
 
 namespace w4q::kernels::frame {
 
+/// A Partition of units of 1 << shift tiles, which stay together; `total` tiles are whole units.
+struct UnitPartition {
+  Partition units;
+  int shift;
+  __device__ UnitPartition(int total, int parts, int shift_) : units(total >> shift_, parts), shift(shift_) {}
+  __device__ int begin(int part) const { return units.begin(part) << shift; }
+  __device__ int holder(int at) const { return units.holder(at >> shift); }
+};
+
+/// receive() from `senders` blocks, `apart` words from one to the next, in their order; four are asked for together.
+template <int count>
+__device__ __forceinline__ void receive_each(MailboxWord* from, int64_t apart, int senders, int stride,
+                                             float (&sums)[count]) {
+  constexpr int at_once = 4;
+#pragma unroll 1
+  for (int done = 0; done < senders; done += at_once, from += at_once * apart) {
+    MailboxWord words[at_once][count];
+    bool complete = false;
+    while (!complete) {
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+#pragma unroll
+        for (int j = 0; j < count; ++j) words[i][j] = done + i < senders ? peek(from + i * apart + j * stride) : ~0ull;
+      }
+      complete = true;
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+#pragma unroll
+        for (int j = 0; j < count; ++j) complete &= words[i][j] >> 32 != 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (done + i >= senders) break;
+#pragma unroll
+      for (int j = 0; j < count; ++j) {
+        from[i * apart + j * stride] = 0;
+        sums[j] += __uint_as_float(static_cast<uint32_t>(words[i][j]));
+      }
+    }
+  }
+}
+
 /// Sums that the warps of a block leave for one another: of the N-tile that a warp came from (`heads`) and of the
 /// one that it ended in (`tails`), with the numbers of these groups, or −1. Tails stand where the table stood.
 template <int rows, int warps>
@@ -34,7 +77,8 @@ struct FixUp {
   bool shares_final;  ///< the final group goes on in the next block
 
   /// Of groups of so many tiles.
-  __device__ FixUp(int group_tiles, const Partition& blocks) {
+  template <class Blocks>
+  __device__ FixUp(int group_tiles, const Blocks& blocks) {
     const int begin = blocks.begin(blockIdx.x);
     const int end = blocks.begin(blockIdx.x + 1);
     first_group = begin / group_tiles;
@@ -75,9 +119,13 @@ __device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<ro
     }
     if (group == plan.first_group) {
       float total[2] = {};
+      const int own = static_cast<int>(blockIdx.x);
+      if constexpr (rows < 16) {
+        receive_each(mailbox(plan.first_sharer), 64 * rows, own - plan.first_sharer, 32, total);
+      } else {
+        // There are no registers for words of several blocks.
 #pragma unroll 1
-      for (int block = plan.first_sharer; block < static_cast<int>(blockIdx.x); ++block) {
-        receive(mailbox(block), 32, total);
+        for (int block = plan.first_sharer; block < own; ++block) receive(mailbox(block), 32, total);
       }
       sums[0] += total[0];
       sums[1] += total[1];

@@ -3,7 +3,8 @@
 // Every warp of the grid works off one contiguous run of tiles, equal to ±1 tile; within a run the warp never waits for
 // another. An N-tile (64 outputs × k) that lies in one run is stored straight from the registers. One that several
 // warps share is summed at the end: in shared memory, warp by warp, and across blocks, in their order, by the block
-// that holds its last tile. So the result is the same in every run of the program.
+// that holds its last tile. So the result is the same in every run of the program. Runs of a compact kernel are made of
+// units of tiles that lie in one N-tile: where a run is one unit, all of it is asked for at once.
 //
 // Where launches may overlap, the next one fills its table and its ring of tiles on the multiprocessors that are done
 // while others still compute.
@@ -81,9 +82,16 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   const PartialSums<rows, warps> partial(table, Gemv::Table::total_bytes);
   device::trigger_dependent_launch();
   const int warp = warp_index();
-  const Partition blocks(args.tiles, gridDim.x);
+  const auto partition = [&](int tiles, int parts) {
+    if constexpr (compact) {
+      return UnitPartition(tiles, parts, args.unit_shift);
+    } else {
+      return Partition(tiles, parts);
+    }
+  };
+  const auto blocks = partition(args.tiles, gridDim.x);
   const int block_begin = blocks.begin(blockIdx.x);
-  const Partition runs(blocks.begin(blockIdx.x + 1) - block_begin, warps);
+  const auto runs = partition(blocks.begin(blockIdx.x + 1) - block_begin, warps);
   const int begin = block_begin + runs.begin(warp);
 
   int sums = 1;  // weights, one after the other, of an output

@@ -32,4 +32,10 @@ inline constexpr int most_routed_experts = 1024, most_routed_places = 32;
 /// Of which a product chooses by itself: each has a thread of a block.
 inline constexpr int most_experts_chosen_by_product = 384;
 
+/// Rows that go through one of many weights: first … first + count − 1 of those that have been sorted.
+struct RowGroup {
+  int32_t weight = 0, first = 0, count = 0;
+};
+inline constexpr int most_group_rows = 64;
+
 }  // namespace w4q::kernels

@@ -14,6 +14,7 @@ namespace w4q::kernels::frame {
 struct RoutedLaunch : Launch {
   RouteArgs choice;           ///< logits null: the experts of `routes` have been chosen
   ExpertPrefetch next_codes;  ///< null: nothing to fetch
+  int unit_shift = 0;  ///< of a compact kernel: runs are whole units of 1 << unit_shift tiles, which divide k_tiles
 };
 
 /// Which weights each place takes, and how much of them.
@@ -28,31 +29,40 @@ __device__ __forceinline__ Places& places_here() {
   return places;
 }
 
-/// How many of `count` values, a multiple of four, come before this thread's: the larger, and of equals the first.
-__device__ __forceinline__ int rank_of(const float4* values, int count, float mine) {
-  const int own = static_cast<int>(threadIdx.x);
-  int rank = 0;
-#pragma unroll 4
-  for (int i = 0; i < count; i += 4) {
-    const float4 four = values[i / 4];
-    rank += four.x > mine || (four.x == mine && i < own) ? 1 : 0;
-    rank += four.y > mine || (four.y == mine && i + 1 < own) ? 1 : 0;
-    rank += four.z > mine || (four.z == mine && i + 2 < own) ? 1 : 0;
-    rank += four.w > mine || (four.w == mine && i + 3 < own) ? 1 : 0;
-  }
-  return rank;
+/// What does not exist: experts without a logit.
+inline constexpr int lowest_key = -0x7FFFFFFF;
+
+/// A logit as an integer of the same order, above the least; zeros are equal, and what is no number is some integer.
+__device__ __forceinline__ int order_key(float logit) {
+  const int bits = __float_as_int(logit + 0.0f);
+  return max(bits ^ (bits >> 31 & 0x7FFFFFFF), lowest_key);
 }
 
-/// A token's choice of experts, as route_kernel makes it, a thread for each expert. Shares wait until the block has asked for
-/// its weights: a softmax, a sigmoid and a positive factor do not change who is chosen.
+/// How many of `count` keys, a multiple of four, come before number `own` of them: larger ones, and of equals the first.
+__device__ __forceinline__ int rank_of(const int4* keys, int count, int own) {
+  const int mine = reinterpret_cast<const int*>(keys)[own], chunk = own / 4;
+  int rank = 0;
+#pragma unroll 4
+  for (int i = 0; i < count / 4; ++i) {
+    const int4 four = keys[i];
+    const int least = mine - (i < chunk ? 1 : 0);  // equals in front come before
+    rank += (four.x > least ? 1 : 0) + (four.y > least ? 1 : 0) + (four.z > least ? 1 : 0) + (four.w > least ? 1 : 0);
+  }
+  const int4 four = keys[chunk];
+  rank += (own % 4 > 0 && four.x == mine ? 1 : 0) + (own % 4 > 1 && four.y == mine ? 1 : 0);
+  return rank + (own % 4 > 2 && four.z == mine ? 1 : 0);
+}
+
+/// A token's choice of experts, as route_kernel makes it, a thread for each expert: every warp finds the best of its 32, and
+/// of those of all warps the best are chosen. Shares wait until the block has asked for its weights: a softmax, a sigmoid and
+/// a positive factor do not change who is chosen.
 template <int threads>
 struct Choosing {
   static_assert(threads >= most_experts_chosen_by_product);
   const RouteArgs& args;
   float* const logits;  ///< in shared memory: as they were read
-  float4* const ranked;
 
-  __device__ explicit Choosing(const RouteArgs& route) : args(route), logits(buffer()), ranked(keys()) {}
+  __device__ explicit Choosing(const RouteArgs& route) : args(route), logits(buffer()) {}
 
   /// Into places. By the whole block.
   __device__ __forceinline__ void choose(Places& places) const {
@@ -67,14 +77,25 @@ struct Choosing {
       }
     }
     logits[thread] = logit;
-    reinterpret_cast<float*>(ranked)[thread] = mine;
+    Candidates& best = candidates();
+    const int warp = thread / 32, lane = thread % 32, count = (args.experts + 31) / 32 * args.chosen;
+    best.all[thread] = exists ? order_key(mine) : lowest_key;
+    if (thread < 4) best.keys[count + thread] = lowest_key;
     if (thread < most_routed_places) {
-      places.experts[thread] = args.joined && thread == args.chosen ? args.experts : 0;  // 0: of NaN logits
+      places.experts[thread] = args.joined && thread == args.chosen ? args.experts : 0;
+    }
+    __syncwarp();
+    if (32 * warp < args.experts) {
+      const int rank = rank_of(reinterpret_cast<const int4*>(best.all + 32 * warp), 32, lane);
+      if (rank < args.chosen) {
+        best.keys[warp * args.chosen + rank] = best.all[thread];
+        best.experts[warp * args.chosen + rank] = thread;
+      }
     }
     __syncthreads();
-    if (exists) {
-      const int rank = rank_of(ranked, (args.experts + 3) / 4 * 4, mine);
-      if (rank < args.chosen) places.experts[rank] = thread;
+    if (thread < count) {
+      const int rank = rank_of(reinterpret_cast<const int4*>(best.keys), (count + 3) / 4 * 4, thread);
+      if (rank < args.chosen) places.experts[rank] = best.experts[thread];
     }
     __syncthreads();
   }
@@ -124,8 +145,14 @@ struct Choosing {
     __shared__ float values[threads];
     return values;
   }
-  __device__ static float4* keys() {
-    __shared__ float4 values[threads / 4];
+  /// The best of each 32 experts, warp by warp, best first: of equal keys the first expert's stands in front.
+  struct Candidates {
+    alignas(16) int all[threads];
+    alignas(16) int keys[threads + 4];
+    int experts[threads];
+  };
+  __device__ static Candidates& candidates() {
+    __shared__ Candidates values;
     return values;
   }
   __device__ __forceinline__ float completed(float logit, int expert, bool exists, float factor) const {

@@ -1,4 +1,5 @@
-// The weights of gemm_cuda.cu: codes become values by a table in shared memory, and values are scaled in registers.
+// kbit weights as gemm_block.cuh multiplies them: codes become values by a table in shared memory, and values are scaled in
+// registers.
 #pragma once
 
 #include "kernels/frame/gemm_block.cuh"
@@ -6,7 +7,7 @@
 
 namespace w4q::kernels::kbit {
 
-constexpr int gemm_table_kilobytes = 32;
+inline constexpr int gemm_table_kilobytes = 32;
 
 struct ChunkOrder : frame::FragmentChunks {
   template <class Scalar>
@@ -37,6 +38,12 @@ struct KbitWeights {
       tiles.load(tile.scales, index);
     }
   };
+
+  /// Makes a launch's weight the one that stands so many tiles behind it.
+  __device__ static void skip(Launch& launch, int64_t count) {
+    launch.codes += count * Map::tile_words(bits);
+    launch.scales = static_cast<const char*>(launch.scales) + count * (32 / sharers<Scales> * Scales::bytes_per_lane);
+  }
 
   __device__ static void fill(char* table, const Launch& args) {
     PairTable<bits, gemm_table_kilobytes>::template fill<Type>(table, args.codebook, args.table_factor);

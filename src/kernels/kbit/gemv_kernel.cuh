@@ -7,11 +7,12 @@
 
 namespace w4q::kernels::kbit {
 
-/// The shape of a block, measured: more warps hide more latency, more tiles in flight need more registers.
-template <int bits, int rows>
+/// The shape of a block, measured: more warps hide more latency, more tiles in flight need more registers. A compact kernel
+/// has all of a unit in flight.
+template <int bits, int rows, bool is_compact = false>
 struct Shape {
   static constexpr int warps = rows == 16 ? 8 : 12;
-  static constexpr int tiles = rows == 1 && bits < 5 ? 3 : 2;
+  static constexpr int tiles = is_compact ? 1 << most_unit_shift : rows == 1 && bits < 5 ? 3 : 2;
 };
 
 /// `is_compact`: of few tiles a warp, fewer than an N-tile has, most of what a launch waits for is its own code: it is one
@@ -27,7 +28,7 @@ struct KbitGemv {
   using Args = std::conditional_t<routed, frame::RoutedLaunch, Launch>;
   static constexpr int warps = Shape<bits, rows>::warps;
   using Totals = frame::Totals<rows>;
-  using Run = kbit::Run<bits, Type, Scales, rows, Shape<bits, rows>::tiles, Route, is_compact>;
+  using Run = kbit::Run<bits, Type, Scales, rows, Shape<bits, rows, is_compact>::tiles, Route, is_compact>;
 
   struct Table {
     using Values = PairTable<bits, gemv_table_kilobytes>;

@@ -12,6 +12,9 @@
 namespace w4q::kernels {
 
 struct DevicePass;
+namespace frame {
+struct GroupedLaunch;
+}
 
 /// kbit weights that are scaled in registers: powers of two that keep table entries and their products with the scales
 /// inside the 16-bit type.
@@ -34,12 +37,17 @@ void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int bl
 /// The same of some of many weights (Routes; gemv_routed_cuda.cu).
 void launch_routed_gemv(const frame::RoutedLaunch& args, const formats::Scheme& scheme, int blocks,
                         const device::Stream& stream, std::string_view shape);
+/// Of the tiles that a warp of a compact kernel asks for at once.
+inline constexpr int most_unit_shift = 2;
 /// One or the other, of few tiles a warp (KbitGemv::compact; gemv_compact_cuda.cu).
 void launch_compact_gemv(const frame::RoutedLaunch& args, const formats::Scheme& scheme, int blocks,
                          const device::Stream& stream, std::string_view shape);
 /// 17 to 64 activation rows (gemm_cuda.cu).
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks,
                  const device::Stream& stream, std::string_view shape);
+/// The same of many weights (gemm_grouped_cuda.cu).
+void launch_grouped_gemm(const frame::GroupedLaunch& args, const formats::Scheme& scheme, const device::Stream& stream,
+                         std::string_view shape);
 /// 1 to 64 activation rows from kbit-tile (reference_cuda.cu).
 void launch_reference(const Launch& args, const formats::Scheme& scheme, DType activation, const device::Stream& stream,
                       std::string_view shape);

@@ -3,6 +3,7 @@
 
 #include "device/cublas.h"
 #include "kernels/common/table_stretch.h"
+#include "kernels/frame/grouped.cuh"
 #include "kernels/kbit/launch.cuh"
 #include "kernels/linear/dequantize_gemm.h"
 #include "kernels/linear/rows.h"
@@ -32,6 +33,19 @@ bool is_compact(const frame::Launch& launch, int blocks) {
   return launch.aligned && launch.k % 64 == 0 && most < group;
 }
 
+/// The least units that give every warp one at most; single tiles where none does, or k does not end with a unit.
+int unit_shift_of(const frame::Launch& launch, int blocks) {
+  for (int shift = 0; shift <= kbit::most_unit_shift && launch.k_tiles % (1 << shift) == 0; ++shift) {
+    if (launch.tiles >> shift <= blocks * compact_warps) return shift;
+  }
+  return 0;
+}
+
+void launch_compact(frame::RoutedLaunch launch, const LinearArgs& args, int blocks, const device::Stream& stream) {
+  launch.unit_shift = unit_shift_of(launch, blocks);
+  kbit::launch_compact_gemv(launch, args.pass().scheme, blocks, stream, args.shape);
+}
+
 void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   frame::Launch launch = prepare(args);
   set_sum_factors(args, launch);
@@ -40,8 +54,7 @@ void run_gemv(const LinearArgs& args, const device::Stream& stream) {
     if (!args.beside_routed || !is_compact(launch, blocks)) {
       return kbit::launch_fused_gemv(launch, args.pass().scheme, blocks, stream, args.shape);
     }
-    return kbit::launch_compact_gemv(frame::RoutedLaunch{launch, {}, {}}, args.pass().scheme, blocks, stream,
-                                     args.shape);
+    return launch_compact(frame::RoutedLaunch{launch, {}, {}}, args, blocks, stream);
   }
   const auto launch_it = args.activation == DType::f16 ? kbit::launch_gemv : kbit::launch_bf16_gemv;
   launch_it(launch, args.pass().scheme, blocks_for(stream, launch.tiles), stream, args.shape);
@@ -53,8 +66,8 @@ void run_routed(const LinearArgs& args, const RoutedArgs& routed, const device::
   launch.routes = routed.routes;
   launch.tiles *= routed.routes.sums;
   const int blocks = blocks_for(stream, launch.tiles);
-  const auto launch_it = is_compact(launch, blocks) ? kbit::launch_compact_gemv : kbit::launch_routed_gemv;
-  launch_it(launch, args.pass().scheme, blocks, stream, args.shape);
+  if (is_compact(launch, blocks)) return launch_compact(launch, args, blocks, stream);
+  kbit::launch_routed_gemv(launch, args.pass().scheme, blocks, stream, args.shape);
 }
 
 /// Up to most_launch_rows rows at a time.
@@ -65,6 +78,12 @@ void run_gemm(const LinearArgs& args, const device::Stream& stream) {
     const int blocks = frame::gemm_blocks(launch, blocks_for(stream, launch.tiles));
     kbit::launch_gemm(launch, part.pass().scheme, part.activation, blocks, stream, part.shape);
   });
+}
+
+void run_grouped(const LinearArgs& args, const GroupedArgs& grouped, const device::Stream& stream) {
+  frame::GroupedLaunch launch{prepare(args), grouped.groups, grouped.count, grouped.most_rows};
+  set_weight_factors(args.pass(), args.activation, launch);
+  kbit::launch_grouped_gemm(launch, args.pass().scheme, stream, args.shape);
 }
 
 /// Outputs `first` … first + count − 1 as 16-bit rows.
@@ -119,6 +138,7 @@ constexpr KernelRow rows[] = {
      .workspace = gemm_workspace,
      .check = check_kbit_pass,
      .run = run_gemm,
+     .run_grouped = run_grouped,
      .swiglu = GateOrder::turns},
     {.name = "kbit-wide",
      .description = "more than 128 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",

@@ -195,6 +195,22 @@ ExpertPrefetch expert_codes(const DeviceLinear& linear, int64_t n);
 /// In one launch. Throws bad_argument for a linear that does not route.
 void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const RoutedCall& call,
                      const Workspace& workspace, const device::Stream& stream);
+/// Many rows through the weights of a linear that stand one below the other, each through its own: rows that have been sorted
+/// by the experts that they are sent to.
+struct GroupedCall {
+  const __half* x = nullptr;         ///< [rows × k]
+  const RowGroup* groups = nullptr;  ///< [count], in GPU memory, none of them empty
+  int count = 0;                     ///< at most 65535
+  int most_rows = 0;                 ///< of a group, at most most_group_rows
+  int64_t n = 0;                     ///< outputs of one weight, a multiple of 64
+  void* y = nullptr;                 ///< f32 [rows × n]; with `swiglu` f16 [rows × n/2]
+  bool swiglu = false;               ///< of gates and ups in turn
+};
+/// Whether a linear of weights with n outputs each can be multiplied so.
+bool multiplies_groups(const device::Properties& gpu, const DeviceLinear& linear, int64_t n);
+/// In one launch. Throws bad_argument for a linear whose groups cannot be multiplied.
+void multiply_groups(const DeviceLinear& linear, const LaunchPlan& plan, const GroupedCall& call,
+                     const device::Stream& stream);
 /// Weight `index` of so many outputs by itself: planes of the same memory. Of one pass that routes, or of 16-bit rows.
 DeviceLinear one_of(const DeviceLinear& linear, int64_t index, int64_t n);
 

@@ -47,6 +47,12 @@ struct RoutedArgs {
   ExpertPrefetch next;
 };
 
+/// What a launch of many weights is told beside: rows of x and y are those of all groups.
+struct GroupedArgs {
+  const RowGroup* groups = nullptr;
+  int count = 0, most_rows = 0;  ///< rows of a group
+};
+
 LinearDesc describe(const LinearArgs& args, const device::Properties& gpu);
 
 /// Whether a row that fuses takes its kernel for that: also for a step's f32 outputs, which are then those of the same
@@ -69,6 +75,8 @@ struct KernelRow {
   void (*run)(const LinearArgs&, const device::Stream&);
   /// One row, of some of many weights; the pass has as many outputs as all places that do not add up. Null: it cannot.
   void (*run_routed)(const LinearArgs&, const RoutedArgs&, const device::Stream&) = nullptr;
+  /// Up to most_group_rows rows of each of many weights; the pass has the outputs of one. Null: it cannot.
+  void (*run_grouped)(const LinearArgs&, const GroupedArgs&, const device::Stream&) = nullptr;
   bool fuses = false;                  ///< takes a LinearFusion where there is one row, with gates in turns
   GateOrder swiglu = GateOrder::none;  ///< takes LinearFusion::swiglu, by itself, for all its rows, of such gates
   /// May begin while the launch before still runs; else only where it fuses.

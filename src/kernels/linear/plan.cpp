@@ -24,6 +24,16 @@ LinearDesc describe_passes(const device::Properties& gpu, const DeviceLinear& li
           .input_scaled = linear.input_scale != nullptr};
 }
 
+/// The first row that takes many weights of such a linear, or null.
+const KernelRow* grouped_row(const device::Properties& gpu, const DeviceLinear& linear) {
+  if (linear.passes.size() != 1 || linear.input_scale != nullptr) return nullptr;
+  const LinearDesc desc{.gpu = gpu, .passes = linear.passes, .m = most_group_rows};
+  const auto rows = kernel_registry();
+  const auto found = std::ranges::find_if(
+      rows, [&](const KernelRow& row) { return row.run_grouped != nullptr && row.accepts(desc, nullptr); });
+  return found == rows.end() ? nullptr : &*found;
+}
+
 LaunchSteps choose(const DeviceLinear& linear, const LinearDesc& call) {
   LaunchSteps steps;
   for (size_t at = 0; at < linear.passes.size(); at += steps.back().count) {
@@ -257,6 +267,36 @@ void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const R
                       .sums = sums ? call.places : 1,
                       .x_stride = call.x_stride};
   plan.steps(1).front().row->run_routed(args, {routes, call.choice, call.next}, stream);
+}
+
+bool multiplies_groups(const device::Properties& gpu, const DeviceLinear& linear, int64_t n) {
+  return n % 64 == 0 && linear.n() % n == 0 && grouped_row(gpu, linear) != nullptr;
+}
+
+void multiply_groups(const DeviceLinear& linear, const LaunchPlan& plan, const GroupedCall& call,
+                     const device::Stream& stream) {
+  const device::Properties& gpu = stream.context().properties();
+  const bool gated = call.swiglu;
+  if (!multiplies_groups(gpu, linear, call.n) || call.count < 1 || call.count > 65535 || call.most_rows < 1 ||
+      call.most_rows > most_group_rows || (gated && linear.gates != GateOrder::turns)) {
+    throw Error(ErrorCode::bad_argument,
+                concat("linear: ", call.count, " groups of rows by many weights of ", plan.text))
+        .hint("multiplies_groups() says what can be; at most 65535 groups of 64 rows");
+  }
+  DevicePass pass = linear.passes.front();
+  pass.n = call.n;
+  LinearArgs args;
+  args.m = call.most_rows;
+  args.x = call.x;
+  args.ldx = linear.k();
+  args.y = call.y;
+  args.ldy = gated ? call.n / 2 : call.n;
+  args.fp32 = !gated;
+  args.fusion.swiglu = gated;
+  args.passes = {&pass, 1};
+  args.shape = plan.text;
+  args.bias = linear.bias;
+  grouped_row(gpu, linear)->run_grouped(args, {call.groups, call.count, call.most_rows}, stream);
 }
 
 DeviceLinear one_of(const DeviceLinear& linear, int64_t index, int64_t n) {
