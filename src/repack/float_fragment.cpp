@@ -67,10 +67,16 @@ void for_each_byte(const Map& map, int64_t row, int64_t columns, const Move& mov
   }
 }
 
+/// Rows of a task: whole tiles of so many weights that threads are worth waking.
+int64_t task_rows(int64_t k) noexcept {
+  constexpr int64_t least = int64_t{1} << 16;
+  return Map::tile_rows * std::max<int64_t>(1, least / (Map::tile_rows * k));
+}
+
 /// Calls body(row, codes of its own) for all rows, in parallel.
 template <class Body>
 void for_each_row(const PackedWeight& weight, const Body& body) {
-  parallel_for(weight.n, Map::tile_rows, [&](int64_t begin, int64_t end) {
+  parallel_for(weight.n, task_rows(weight.k), [&](int64_t begin, int64_t end) {
     std::vector<uint8_t> codes(static_cast<size_t>(weight.k));
     for (int64_t row = begin; row < end; ++row) body(row, codes);
   });
@@ -120,7 +126,7 @@ void for_each_scale(const PackedWeight& weight, const Move& move) {
   const Map map(weight.n, weight.k);
   const int block = weight.scheme.block;
   const int64_t blocks = (weight.k + block - 1) / block;
-  parallel_for(weight.n, Map::tile_rows, [&](int64_t begin, int64_t end) {
+  parallel_for(weight.n, task_rows(weight.k), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t b = 0; b < blocks; ++b) move(row * blocks + b, map.block_scale(block, row, b * block));
     }
