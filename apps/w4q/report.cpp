@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "io/files.h"
+#include "io/output.h"
 #include "page_options.h"
 #include "report/page.h"
 

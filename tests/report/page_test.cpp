@@ -375,7 +375,9 @@ TEST(Page, StandsOrRefusesWhateverTheTypes) {
       replace_each(value, [&] {
         try {
           const std::string html = report::joint_page({{"a", report}});
-          if (++pages % 10 == 0) EXPECT_THAT(faults_of(html), IsEmpty());  // which takes longer than the page
+          if (++pages % 10 == 0) {  // looking takes longer than the page
+            EXPECT_THAT(faults_of(html), IsEmpty());
+          }
         } catch (const Error& error) {
           EXPECT_NE(error.code(), ErrorCode::internal) << error.what();
         }
