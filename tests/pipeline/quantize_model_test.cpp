@@ -7,6 +7,7 @@
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "core/text.h"
+#include "io/files.h"
 #include "model/model.h"
 #include "pipeline/repack_model.h"
 #include "repack/layout_registry.h"
