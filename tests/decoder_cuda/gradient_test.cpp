@@ -81,6 +81,7 @@ TEST_P(GradientCuda, LayersGoBackAsOnTheCpu) {
       const auto on_gpu = put(x);
       auto gradient_on_gpu = put(gradient);
       std::map<std::string, std::vector<float>> inputs, outputs, norms;
+      walk.enter(layer);
       walk.run(
           layer, on_gpu.as<float>(), gradient_on_gpu.as<float>(),
           [&](const model::PlannedLinear& linear, const float* input, const float* by, int64_t rows) {
