@@ -134,12 +134,22 @@ void repack(const fs::path& from, const fs::path& out, std::string_view layout) 
   pipeline::repack_model(request);
 }
 
-void convert(const fs::path& from, const fs::path& out, std::string_view to) {
+/// To calibrate with.
+pipeline::CalibrationText short_text() {
+  pipeline::CalibrationText text;
+  text.ids = bundled_model() / "own/selfgen.ids.u16";
+  text.samples = 4;
+  text.length = 128;
+  return text;
+}
+
+void convert(const fs::path& from, const fs::path& out, std::string_view to, bool scales_inputs = false) {
   pipeline::ConvertRequest request;
   request.input = from;
   request.output = out;
   request.to = to;
   request.allow_lossy = true;  // zero points that GPTQ's version 1 cannot say go up by one
+  if (scales_inputs) request.activations = {.text = short_text(), .inputs = true};
   pipeline::convert_model(request);
 }
 
@@ -160,14 +170,15 @@ void add_dialects(std::vector<VariantRow>& rows) {
       const auto fit = fit_of(256, 256);
       if (!fit || !seen.insert(formats::to_string(*fit)).second) continue;
       const bool fp4 = dialect.name.ends_with("fp4");
+      const bool scales_inputs = dialect.needs_inputs != nullptr && dialect.needs_inputs(*fit);
       rows.push_back({concat(dialect.name, " ", formats::to_string(scheme)), "llama",
-                      [&dialect, scheme, fit_of, fp4](const fs::path& source, const fs::path& out) {
+                      [&dialect, scheme, fit_of, fp4, scales_inputs](const fs::path& source, const fs::path& out) {
                         const test::TemporaryFolder temporary;
                         const auto keep =
                             left_out(source, [&](int64_t n, int64_t k) { return fit_of(n, k).has_value(); });
                         write_canonical(source, temporary / "planes", scheme, keep,
                                         fp4 ? formats::fp4_table() : formats::nf4_table());
-                        convert(temporary / "planes", out, dialect.name);
+                        convert(temporary / "planes", out, dialect.name, scales_inputs);
                       }});
     }
   }
@@ -176,9 +187,7 @@ void add_dialects(std::vector<VariantRow>& rows) {
 /// Steps that want activations.
 pipeline::CalibratedRequest calibrated() {
   pipeline::CalibratedRequest result;
-  result.text.ids = bundled_model() / "own/selfgen.ids.u16";
-  result.text.samples = 4;
-  result.text.length = 128;
+  result.text = short_text();
   return result;
 }
 
