@@ -248,7 +248,10 @@ std::string far_code_fault(const PackedWeight& canonical, const WeightSample& sa
       const double wanted =
           factor * fit[col] * static_cast<double>(values[col]) / static_cast<double>(scales[group]) + zeros[group];
       // Clipped weights lie beyond the ends of the codes.
-      if (std::abs(std::clamp(wanted, 0.0, 2 * limit - 1) - codes[col]) < limit) continue;
+      const auto apart = [&](double place) { return std::abs(std::clamp(place, 0.0, 2 * limit - 1) - codes[col]); };
+      if (apart(wanted) < limit) continue;
+      // The base's own weight, rounded: a fit over few values, as of a column that is nearly zero, says nothing then.
+      if (apart(static_cast<double>(values[col]) / static_cast<double>(scales[group]) + zeros[group]) <= 1) continue;
       const bool spilled = habits.may_spill && codes[col] == 0 && wanted > 14;
       return concat(
           spilled ? "a code of 16 spilled into the next nibble: " : "a code is far from the base's weight: ", "output ",

@@ -76,15 +76,19 @@ bool is_text(std::byte byte) {
   return (value >= 0x20 && value < 0x7f) || value == '\n' || value == '\r' || value == '\t';
 }
 
-/// Half of all codes and of all values of 16 bits have a sign or other bytes that no letter has.
+bool is_space(std::byte byte) { return byte == std::byte{' '} || byte == std::byte{'\n'}; }
+
+/// Half of all codes and of all values of 16 bits have a sign or other bytes that no letter has. Where none has a sign, as
+/// of positive weights of FP8, no value is as common as spaces are in a text.
 std::string text_within(std::span<const std::byte> bytes) {
-  constexpr size_t step = page_bytes / 4, least = 512;
+  constexpr size_t step = page_bytes / 4, least = 512, spaces = 16;
   for (size_t at = 0; at < bytes.size(); at += step) {
     if (!is_text(bytes[at])) continue;
     size_t begin = at, end = at;
     while (end < bytes.size() && end - at < least && is_text(bytes[end])) ++end;
     while (begin > 0 && end - begin < least && is_text(bytes[begin - 1])) --begin;
     if (end - begin < least) continue;
+    if (std::ranges::count_if(bytes.subspan(begin, end - begin), is_space) < std::ptrdiff_t{spaces}) continue;
     constexpr size_t shown = 24;
     const auto* const text = reinterpret_cast<const char*>(bytes.data() + begin);
     return concat("holds text at byte ", begin, ": \"", printable(std::string_view(text, shown)), "…\"");
