@@ -76,7 +76,8 @@ class Blocks {
   /// Of turned scales: whether the same shape could hold them.
   bool square() const noexcept { return static_cast<int64_t>(scales_.size()) == across_ * across_; }
 
-  /// Mean square of the codes of a block, of a tall one as 16 rows of it tell.
+  /// Mean square of the codes of a block, of a tall one as 16 rows of it tell. Codes of 8 bits that are zero are weights
+  /// that were taken out, as many in a row as somebody liked; they say nothing of its scale.
   double energy(int64_t block) const {
     const int64_t row = block / across_ * block_rows_, col = block % across_ * block_cols_;
     const int64_t rows = std::min(block_rows_, linear_.n * std::max<int64_t>(1, linear_.experts) - row);
@@ -89,7 +90,8 @@ class Blocks {
     for (int64_t i = row; i < row + rows; i += stride) {
       const uint8_t* const from = bytes + (i * linear_.k + col) / codes_in_byte;
       for (int64_t j = 0; j < cols / codes_in_byte; ++j) sum += squares[from[j]];
-      count += cols;
+      count +=
+          codes_in_byte == 1 ? std::count_if(from, from + cols, [](uint8_t code) { return (code & 127) != 0; }) : cols;
     }
     return sum / static_cast<double>(std::max<int64_t>(1, count));
   }
@@ -334,11 +336,12 @@ std::string size_fault(const Measured& one, double median) {
 }
 
 /// A slope of 1 says that a block with a large scale has small codes, as one with an outlier has; of others' scales it
-/// is 0. Where scales hardly differ, none of it is known.
+/// is 0, of inverted ones −1. Far below stands what few patterns make of weights, as of a matrix of low rank. Where scales
+/// hardly differ, none of it is known.
 std::string slope_fault(const Measured& one, bool powers_of_two) {
   const double least_spread = powers_of_two ? 0.2 : 0.03;
   const double upper = one.slope.value + 4 * one.slope.error;
-  if (one.points < fewest_blocks || one.spread < least_spread || !(upper < 0.5)) return {};
+  if (one.points < fewest_blocks || one.spread < least_spread || !(upper < 0.5) || one.slope.value < -2) return {};
   const bool turned = one.turned.value > 0.6 && one.turned.value - 4 * one.turned.error > 0.3;
   return concat(
       turned ? "has transposed scales: " : "has the scales of other codes: ", "they follow from its codes by ",
