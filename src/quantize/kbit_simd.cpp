@@ -6,7 +6,9 @@
 #include "core/with_bits.h"
 
 // The lane count must be a constant here: planes are assembled at fixed bit offsets.
+#ifndef HWY_DISABLED_TARGETS  // W4Q_SIMD says more
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quantize/kbit_simd.cpp"
 #include <hwy/foreach_target.h>

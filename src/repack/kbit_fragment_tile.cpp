@@ -6,7 +6,9 @@
 #include "repack/kbit_fragment_moves.h"
 
 // The lane count must be a constant here, because words of lanes are kept in arrays of vectors.
+#ifndef HWY_DISABLED_TARGETS  // W4Q_SIMD says more
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "repack/kbit_fragment_tile.cpp"
 #include <hwy/foreach_target.h>
