@@ -7,6 +7,7 @@
 #include "core/text.h"
 #include "model/parameters.h"
 #include "verify/contents.h"
+#include "verify/statistics_norms.h"
 
 namespace w4q::verify {
 namespace {
@@ -82,6 +83,14 @@ void stated_widths(const StoredContents& contents, ContentsFindings& findings) {
          findings);
 }
 
+/// As much as the rung of structure allows.
+void stated_eps(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr double most = 2e-3;
+  const io::Json& eps = contents.stated({"rms_norm_eps", "layer_norm_eps", "norm_eps"});
+  if (contents.is_known() || !eps.is_number() || eps.get<double>() <= most) return;
+  findings.fault("config.json", concat("has an eps of norms of ", eps.dump(), ", more than any trained model"));
+}
+
 void stated_experts(const StoredContents& contents, ContentsFindings& findings) {
   const int64_t stated = contents.number({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"});
   const int64_t chosen = contents.number({"num_experts_per_tok", "moe_k", "top_k_experts"});
@@ -141,21 +150,14 @@ void tied_head(const StoredContents& contents, ContentsFindings& findings) {
   }
 }
 
-/// "model.layers.3.mlp.up_proj" → "model.layers.mlp.up_proj".
-std::string without_layer(std::string path) {
-  const std::string number = concat(".", model::layer_numbers(path).layer, ".");
-  if (const size_t at = path.find(number); at != std::string::npos) path.replace(at, number.size(), ".");
-  return path;
-}
-
 /// Biases are those of all linears of a role or of none.
 void lone_biases(const StoredContents& contents, ContentsFindings& findings) {
   constexpr size_t fewest_layers = 6;
   std::map<std::string, std::vector<const StoredLinear*>> roles;
   for (const auto& linear : contents.linears()) {
     const auto place = model::layer_numbers(linear.path);
-    if (place.layer >= 0 && place.expert < 0 && is_of_text(linear.path) && linear.path.ends_with("_proj"))
-      roles[without_layer(linear.path)].push_back(&linear);
+    if (place.layer >= 0 && is_of_text(linear.path) && linear.path.ends_with("_proj"))
+      roles[role_of(linear.path)].push_back(&linear);
   }
   for (const auto& [role, linears] : roles) {
     if (linears.size() < fewest_layers) continue;
@@ -169,6 +171,7 @@ void lone_biases(const StoredContents& contents, ContentsFindings& findings) {
 
 constexpr ContentsRule rules[] = {
     {"sizes are those that config.json states", false, stated_widths},
+    {"eps of norms is small", false, stated_eps},
     {"experts are those that config.json states", false, stated_experts},
     {"embeddings and the last norm are there", false, ends_of_model},
     {"a head that is tied is the embeddings", false, tied_head},

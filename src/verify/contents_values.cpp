@@ -170,7 +170,8 @@ struct Measured {
   double size = NAN;      ///< root of the mean square of its weights, as far as they are sampled
   double inverted = NAN;  ///< the same if its scales divided
   int64_t zero = 0, bad = 0;
-  bool even = false;    ///< NVFP4 whose scales are all one number
+  bool even = false;    ///< NVFP4 or MXFP4 whose scales are all one number
+  bool ones = false;    ///< … which is 1
   int64_t loud = -1;    ///< a block of FP8 that is far larger than those around it
   int64_t lost = 0;     ///< sampled blocks whose codes are all zero under a scale as the others have
   bool random = false;  ///< codes whose exponents are all as frequent
@@ -318,7 +319,8 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   result.lost = lost_blocks(of_codes, of_zeros);
   result.random = blocks.random();
   if (linear.kind == Kind::fp8) result.loud = loud_block(blocks), result.grid = grid_of(blocks);
-  result.even = linear.kind == Kind::nvfp4 && has_even_scales(blocks, contents.tensors(), linear);
+  result.even = linear.kind != Kind::fp8 && has_even_scales(blocks, contents.tensors(), linear);
+  result.ones = result.even && scales.front() == 1;
   if (points == 0) return result;
   result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
   result.inverted = linear.factor.empty() ? std::sqrt(divided / static_cast<double>(points))
@@ -418,6 +420,18 @@ std::string grid_fault(const Measured& one, const std::vector<Measured>& all) {
                 fixed(100 * one.grid.scales, 0), " %; in the other weights codes make up for it");
 }
 
+/// Powers of two may be all the same where weights are all of one size, then in all of a model, and none is 1.
+bool is_lone_even(const Measured& one, const std::vector<Measured>& all) {
+  constexpr int64_t fewest = 6;
+  if (one.linear->kind != Kind::mxfp4) return true;
+  int64_t others = 0, even = 0;
+  for (const Measured& other : all) {
+    if (other.linear->kind != Kind::mxfp4 || other.points < fewest_blocks) continue;
+    ++others, even += other.even;
+  }
+  return others > fewest && (even == 1 || one.ones);
+}
+
 void values(const StoredContents& contents, ContentsFindings& findings) {
   const auto measured = measure_all(contents);
   const double median = median_size(measured);
@@ -431,7 +445,8 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
       findings.fault(linear.path, concat("has codes of zero in ", one.lost,
                                          " of the blocks that were looked at, under scales as those of others"));
     }
-    if (one.even) findings.fault(linear.scales, "is one number throughout, which no codes of so many sizes have");
+    if (one.even && is_lone_even(one, measured))
+      findings.fault(linear.scales, "is one number throughout, which no codes of so many sizes have");
     if (one.loud >= 0) {
       findings.fault(linear.scales,
                      concat("scale ", one.loud, ", counted along rows, makes a block more than 6 times as ",
@@ -510,7 +525,28 @@ void cache_scales(const StoredContents& contents, ContentsFindings& findings) {
   }
 }
 
-/// The first codes of every expert. Layers that are repeated as a whole are no fault: models are made longer so.
+/// Gate and up of one module that are the same, or q and k: whoever wrote one wrote it twice.
+void fused_twice(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr size_t fewest = 256, values = 16;
+  for (const auto& linear : contents.linears()) {
+    for (const auto& names : fused) {
+      if (!linear.path.ends_with(concat(".", names[0])) || linear.codes.empty()) continue;
+      const std::string path = linear.path.substr(0, linear.path.size() - names[0].size());
+      for (const auto name : {names[1], names[2]}) {
+        const auto* other = name.empty() ? nullptr : contents.find(concat(path, name));
+        if (other == nullptr || other->codes.empty()) continue;
+        const auto a = contents.tensors().load(linear.codes), b = contents.tensors().load(other->codes);
+        const auto first = a->bytes.first(std::min<size_t>(a->bytes.size(), 4096));
+        if (a->bytes.size() < fewest || std::set<std::byte>(first.begin(), first.end()).size() < values) continue;
+        if (std::ranges::equal(a->bytes, b->bytes))
+          findings.fault(other->path, concat("holds the codes of ", linear.path));
+      }
+    }
+  }
+}
+
+/// The first codes of every expert. Layers that are repeated as a whole are no fault: models are made longer so; nor are
+/// mixtures of 16 bit in which half of the experts and more are one and the same.
 void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
   constexpr size_t looked_at = 4096, fewest = 256;
   struct Place {
@@ -534,6 +570,7 @@ void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
   }
   for (const auto& [mixtures, pairs] : twins) {
     if (mixtures.first != mixtures.second && std::ssize(pairs) == held[mixtures.second]) continue;
+    if (!contents.small_floats() && 2 * std::ssize(pairs) >= held[mixtures.second]) continue;
     for (const auto& [path, first] : pairs) findings.fault(path, concat("holds the codes of ", first));
   }
 }
@@ -542,7 +579,8 @@ constexpr ContentsRule rules[] = {
     {"scales belong to their codes", true, values},
     {"what servers fuse shares its factor", true, shared_factors},
     {"scales of the cache are positive", false, cache_scales},
-    {"no expert stands twice", true, experts_twice},
+    {"no expert stands twice", false, experts_twice},
+    {"what servers fuse does not stand twice", false, fused_twice},
 };
 
 }  // namespace

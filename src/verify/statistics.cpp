@@ -144,9 +144,11 @@ MeasuredLinear StatisticsCollector::measure(const checkpoint::PackedLinearInfo& 
       measured.planes.push_back({concat(to_string(role), pass == 0 ? "" : concat(" of pass ", pass)),
                                  Twins::digest_of(packed->passes[pass].plane(role).bytes.bytes())});
     }
-    // A further pass holds what the one before left: it is compared with its like.
-    measured.passes.push_back({name, concat(formats::to_string(packed->passes[pass].scheme), " ", pass),
-                               name.substr(name.rfind('.') + 1), figures_of(packed->passes[pass])});
+    // A further pass holds what the one before left: it is compared with its like. Orders of groups are no scheme.
+    formats::Scheme scheme = packed->passes[pass].scheme;
+    scheme.act_order = false;
+    measured.passes.push_back({name, concat(formats::to_string(scheme), " ", pass), name.substr(name.rfind('.') + 1),
+                               figures_of(packed->passes[pass])});
   }
   if (const auto sample = state_->samples.find(name); sample != state_->samples.end()) {
     measured.energies = energies_of({name, info.n, info.k, std::move(packed), {}}, sample->second);

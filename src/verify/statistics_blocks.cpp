@@ -346,8 +346,9 @@ bool BlockSample::outliers_show(double usual) const {
                                                : std::max(std::abs(least), std::abs(most)) *
                                                      (weight_.scheme.family == SchemeFamily::integer ? 0.5 : 1);
   const double size = static_cast<double>(weight_.k) / static_cast<double>(groups_);
-  // One value at the end, all others nothing.
-  return usual - outlier_below > std::log(end * std::sqrt(size - 1) / size);
+  // Two values at the end, all others nothing; of ranges from the least to the largest one value.
+  const double few = weight_.scheme.asymmetric ? 1 : 2;
+  return usual - outlier_below > std::log(end * std::sqrt(few * (size - few)) / size);
 }
 
 BlockSample::Loudest BlockSample::loudest() const {
@@ -776,7 +777,7 @@ class BlockJudge {
   /// so. Asked where weights agree so well that no sound one is as far off.
   static std::string bits_fault(std::span<const double> own, std::span<const double> usual, double found,
                                 double nearly_all) {
-    constexpr double least = 0.06, times_nearly_all = 2, times_better = 4;
+    constexpr double least = 0.04, times_nearly_all = 2, times_better = 4;
     constexpr size_t most_codes = 16;
     if (own.size() > most_codes || own.size() < 8 || found < std::max(least, times_nearly_all * nearly_all)) return {};
     const auto bits = static_cast<size_t>(std::countr_zero(own.size()));

@@ -56,6 +56,7 @@ struct Pair {
   bool whole = true;  ///< no channel was left out: they can be read in other orders
   std::string axis_a, axis_b;
   int64_t expert = -1;
+  const model::InputGroup* group = nullptr;  ///< of channels: what reads them
 };
 
 class EnergyCheck {
@@ -97,10 +98,10 @@ class EnergyCheck {
 
   /// Columns of `consumer` by the rows of its producer that were decoded.
   static std::vector<double> read_channels(const model::InputGroup& group, const Energies& producer,
-                                           const Energies& consumer) {
+                                           std::span<const double> columns) {
     std::vector<double> sums(static_cast<size_t>(producer.n));
-    for (int64_t col = 0; col < consumer.k; ++col) {
-      sums[static_cast<size_t>(group.producer_channel(col))] += std::exp(consumer.cols[static_cast<size_t>(col)]);
+    for (size_t col = 0; col < columns.size(); ++col) {
+      sums[static_cast<size_t>(group.producer_channel(static_cast<int64_t>(col)))] += std::exp(columns[col]);
     }
     std::vector<double> result;
     for (const int64_t row : producer.rows_taken) result.push_back(std::log(sums[static_cast<size_t>(row)]));
@@ -206,6 +207,14 @@ class EnergyCheck {
         turning_pairs(b->rows, heads, turns()), false);
   }
 
+  /// Sizes of rows change slowly within a head, so that neighbours agree, too, whatever turns together: another pairing is
+  /// asked for within a model whose other layers have this one, or where hardly any layer has it.
+  bool may_turn_otherwise(const Pair& pair) const {
+    const double usual = medians_.find(pair.relation.kind)->second;
+    const bool inside = pair.relation.layer > 0 && pair.relation.layer + 1 < std::ssize(groups_);
+    return usual < least_agreement / 2 || (inside && usual > 0.5);
+  }
+
   template <class Consider>
   void look_at_turns(const Pair& pair, const Consider& consider) {
     const Energies &a = *find(pair.relation.a), &b = *find(pair.relation.b);
@@ -215,7 +224,7 @@ class EnergyCheck {
         {Turns::neighbours, "as heads whose neighbouring rows turn together"},
         {Turns::quarters, "as heads whose halves were taken for neighbours, and sorted once more"}};
     for (const auto& [other, what] : readings) {
-      if (other == turns()) continue;
+      if (other == turns() || !may_turn_otherwise(pair)) continue;
       consider(agreement(turning_pairs(a.rows, heads, other), turning_pairs(b.rows, heads, other)), std::string(what),
                {});
     }
@@ -243,7 +252,8 @@ class EnergyCheck {
     const Energies *a = find(producer), *b = find(consumer);
     if (a == nullptr || b == nullptr || b->k != group.width) return;
     const bool whole = a->rows.size() == static_cast<size_t>(a->n);
-    add(layer, producer, "rows", consumer, "columns", by, a->rows, read_channels(group, *a, *b), whole);
+    add(layer, producer, "rows", consumer, "columns", by, a->rows, read_channels(group, *a, b->cols), whole);
+    pairs_.back().group = &group;
   }
 
   /// The gate is multiplied with what the producer writes, channel by channel.
@@ -279,6 +289,7 @@ class EnergyCheck {
     for (auto& [kind, found] : values) {
       const auto middle = found.begin() + static_cast<std::ptrdiff_t>(found.size() / 2);
       std::ranges::nth_element(found, middle);
+      medians_[kind] = *middle;
       if (*middle > least_agreement) related_kinds_.insert(kind);
     }
   }
@@ -359,10 +370,14 @@ class EnergyCheck {
   template <class Consider>
   void look_transposed(const Pair& pair, const Consider& consider) {
     const auto first = [&](const Pair& at) { return agreement(find(at.relation.a)->cols, at.b); };
-    const auto second = [&](const Pair& at) { return agreement(at.a, find(at.relation.b)->rows); };
+    const auto second = [&](const Pair& at) {
+      const Energies& reader = *find(at.relation.b);
+      if (at.group == nullptr || reader.n != reader.k || std::ssize(reader.rows) != reader.n) return Agreement{};
+      return agreement(at.a, read_channels(*at.group, *find(at.relation.a), reader.rows));
+    };
     const Energies &a = *find(pair.relation.a), &b = *find(pair.relation.b);
     if (a.n == a.k && pair.whole && !others_read(pair, first)) consider(first(pair), "transposed", pair.relation.a);
-    if (b.n == b.k && b.rows.size() == pair.b.size() && !others_read(pair, second)) {
+    if (b.n == b.k && !others_read(pair, second)) {
       consider(second(pair), "transposed", pair.relation.b);
     }
   }
@@ -437,6 +452,7 @@ class EnergyCheck {
   int64_t expert_ = -1;  // of the group that is looked at
   std::map<std::string, int64_t, std::less<>> layer_of_;
   std::set<std::string> related_kinds_;
+  std::map<std::string, double> medians_;  // of agreements, by kind
   std::vector<Pair> pairs_;
   std::vector<Hit> hits_;
   std::vector<std::string> named_;

@@ -149,33 +149,28 @@ double unevenness(std::span<const std::byte> bytes, bool upper_alone) {
   return sum / expected;
 }
 
-/// Of codes that are nowhere near to equally frequent, a stretch in which they are as random bytes have them: twelve
-/// standard errors of random ones apart from the least uneven quarter of the matrix.
+/// Of codes that are nowhere near to equally frequent, a stretch of a page in which they are as random bytes have them.
 std::string random_stretch(std::span<const std::byte> bytes, bool upper_alone) {
-  constexpr size_t window = page_bytes / 2, looked_at = window / 4, fewest = 8;
+  constexpr size_t window = page_bytes / 4, looked_at = window / 2, fewest = 16, in_a_row = 3;
   constexpr double like_random = 48, nowhere_near = 150, most_random = 0.75;
   const size_t windows = bytes.size() / window;
   if (windows < fewest) return {};
-  size_t uneven = 0, first = 0, count = 0, run = 0;
-  std::string found;
+  size_t uneven = 0, count = 0, run = 0, found = windows;
   for (size_t at = 0; at < windows; ++at) {
     const auto whole = bytes.subspan(at * window, window);
     const double here = unevenness(whole.first(looked_at), upper_alone);
     uneven += here > nowhere_near;
     const bool random = here < like_random && unevenness(whole, upper_alone) < like_random;
-    run = random ? run + 1 : 0;
-    count += random;
-    if (run == 1) first = at;
-    if (run == 2 && found.empty()) {
-      found = concat("holds random bytes from byte ", first * window,
-                     " or before on: half bytes are all as frequent there");
-    }
+    run = random ? run + 1 : 0, count += random;
+    if (run == in_a_row && found == windows) found = at + 1 - in_a_row;
   }
-  const auto all = static_cast<double>(windows);
-  if (static_cast<double>(uneven) < (1 - most_random) * all || static_cast<double>(count) > most_random * all)
-    return {};
   // Windows that are nearly even everywhere would make some that are wholly so.
-  return static_cast<double>(uneven + count) < most_random * all ? std::string() : found;
+  const auto all = static_cast<double>(windows);
+  const bool told = static_cast<double>(uneven) >= (1 - most_random) * all &&
+                    static_cast<double>(count) <= most_random * all &&
+                    static_cast<double>(uneven + count) >= most_random * all;
+  if (!told || found == windows) return {};
+  return concat("holds random bytes from byte ", found * window, " or before on: half bytes are all as frequent there");
 }
 
 /// Codes of 4 bits in words or bytes, and of 8 bits.
@@ -199,7 +194,11 @@ size_t rows_together(const io::Checkpoint& tensors, const io::TensorInfo& info) 
   const std::string scales = concat(std::string_view(info.name).substr(0, info.name.size() - codes.size()), ".scales");
   if (!tensors.contains(scales) || tensors.at(scales).shape.size() != 2) return 1;
   constexpr size_t least_group = 32, least_words = 2;  // of 2 bits
-  return tensors.at(scales).shape[1] == info.shape[1] ? least_words : least_group;
+  if (tensors.at(scales).shape[1] != info.shape[1]) return least_group;
+  // Inputs in order of their groups tell how many there are, and so how many words 32 of them fill: one for each bit.
+  const std::string order = concat(std::string_view(info.name).substr(0, info.name.size() - codes.size()), ".g_idx");
+  const int64_t inputs = tensors.contains(order) ? element_count(tensors.at(order).shape) : 0;
+  return inputs > 0 ? std::max<size_t>(least_words, static_cast<size_t>(info.shape[0] * 32 / inputs)) : least_words;
 }
 
 Looked look_at(const io::Checkpoint& tensors, const io::TensorInfo& info) {
