@@ -19,7 +19,7 @@ using formats::PlaneRole;
 using formats::ScaleType;
 using formats::Scheme;
 
-constexpr int64_t learning_weights = 1 << 20;
+constexpr int64_t learning_weights = 1 << 17;
 constexpr int learning_rounds = 16;
 constexpr double least_gain = 1e-4;
 /// Without activations every weight counts alike, and what a table gains among the many small weights it loses among
