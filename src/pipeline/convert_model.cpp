@@ -530,6 +530,16 @@ ConvertReport plan_convert(const ConvertRequest& request) {
 
 serving::StoredModel planned_headers(const ConvertRequest& request) {
   const ConvertPlan plan = make_plan(request);
+  for (const auto& linear : plan.linears) {
+    // Readers settle it by the values: an order that is stated is another than that of inputs.
+    const auto orders = [](const PackedLinearInfo& info) { return info.passes.front().scheme.act_order; };
+    const bool keeps = plan.dialect == nullptr || !orders(*linear.from) || orders(linear.to) || !linear.loses.empty();
+    if (keeps) continue;
+    throw Error(ErrorCode::unsupported,
+                concat(printable(linear.to.name), ": its inputs belong to groups in an order of their own, which ",
+                       plan.dialect->name, " cannot say"))
+        .hint("w4q quantize reads these weights and rounds them again, in order");
+  }
   io::Json config = plan.source.config;
   if (plan.dialect == nullptr) {
     checkpoint::write_quantization_config(own_quantization(plan), config);
