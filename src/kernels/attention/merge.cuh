@@ -57,6 +57,10 @@ struct Join {
 
   __device__ explicit Join(const Mean& own) : largest(own.weight), weight(1), low(own.low), high(own.high) {}
 
+  __device__ Mean mean() const {
+    return {__fdividef(low, weight), __fdividef(high, weight), largest + __log2f(weight)};
+  }
+
   /// What has a weight and no value; `logit` in units of log2.
   __device__ void add_sink(float logit) {
     const float highest = fmaxf(largest, logit);
@@ -114,7 +118,12 @@ __device__ void join_blocks(frame::MailboxWord* from, int stride, int others, Jo
   }
 }
 
-/// Brings the `active` first of the blocks that share pages together: all but the last hand their means to it.
+/// Of more blocks than can be joined in two batches of 16, eight are brought together at a time.
+inline constexpr int most_at_once = 33, joined_at_once = 8;
+
+/// Brings the `active` first of the blocks that share pages together: all but the last hand their means to it, or, where
+/// they are many, to every eighth, which hands on what eight have. What waits for words then waits twice, not once for
+/// every 16 blocks.
 template <int dim, class Space>
 __device__ void merge(const Task& task, const BlockHeads& heads, const Sharers& sharers, int active,
                       const Space (&spaces)[warps<dim>]) {
@@ -123,20 +132,35 @@ __device__ void merge(const Task& task, const BlockHeads& heads, const Sharers& 
   const int head_dim = task.layer.head_dim;
   frame::MailboxWord* const mailboxes = task.mailboxes + static_cast<int64_t>(blockIdx.y * gridDim.x) * stride;
   __half* const out = task.out + int64_t{heads.first} * head_dim;
+  const int step = sharers.apart * stride;
+  const bool last = sharers.split + 1 == active;
+  const int group = active > most_at_once ? joined_at_once : active;
+  const int place = sharers.split % group;
+  const bool joins = last || place + 1 == group;
   for (int i = static_cast<int>(threadIdx.x); i < heads.count * half; i += threads<dim>) {
     const int head = i / half;
     const int d = i % half;
     const Mean own = block_mean<dim>(spaces, head, d);
-    if (sharers.split + 1 < active) {
+    if (!joins) {
       send_mean(mailboxes + sharers.block(sharers.split) * stride + i, own);
       continue;
     }
     Join join(own);
-    frame::MailboxWord* const from = mailboxes + sharers.block(0) * stride + i;
-    if (active <= 5) {
-      join_blocks<4>(from, sharers.apart * stride, active - 1, join);
+    frame::MailboxWord* const from = mailboxes + sharers.block(sharers.split - place) * stride + i;
+    if (place <= 4) {
+      join_blocks<4>(from, step, place, join);
+    } else if (place < joined_at_once) {
+      join_blocks<joined_at_once>(from, step, place, join);
     } else {
-      join_blocks<16>(from, sharers.apart * stride, active - 1, join);
+      join_blocks<16>(from, step, place, join);
+    }
+    if (!last) {
+      send_mean(mailboxes + sharers.block(sharers.split) * stride + i, join.mean());
+      continue;
+    }
+    if (active > group) {
+      join_blocks<joined_at_once>(mailboxes + sharers.block(group - 1) * stride + i, group * step,
+                                  sharers.split / group, join);
     }
     if (task.sinks != nullptr) join.add_sink(task.sinks[heads.first + head] * log2_e);
     if (d < head_dim) out[int64_t{head} * head_dim + d] = __float2half_rn(__fdividef(join.low, join.weight));
