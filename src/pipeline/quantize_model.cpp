@@ -116,16 +116,6 @@ int64_t bytes_at_work(const TensorPlan& tensor) {
   return tensor.bytes_before + (tensor.scheme ? tensor.bytes_after + tensor.weights() / 8 : 0);
 }
 
-/// Whether each weight is rounded by itself, with no search: a processor does that about as fast as memory allows.
-bool rounds_lightly(const TensorPlan& tensor, const QuantizeRequest& request) {
-  using formats::SchemeFamily;
-  if (!tensor.scheme || !tensor.is_plain()) return false;
-  const auto family = tensor.scheme->family;
-  const bool light =
-      family == SchemeFamily::kbit || family == SchemeFamily::integer || family == SchemeFamily::small_float;
-  return light && !options_of(request, *tensor.scheme).searches();
-}
-
 /// Whether a tensor is worked on by one thread, others beside it: one so small that the work of a thread is less than
 /// what it costs to share it, with other threads or with a GPU. So are the thousands of experts of a mixture, where each
 /// weight is rounded by itself or carried along. Searches have work enough to share.
@@ -134,18 +124,12 @@ bool goes_beside_others(const TensorPlan& tensor, const OpenedModel& source, con
   if (bytes_at_work(tensor) > std::min(largest, room_beside / threads())) return false;
   const io::Checkpoint& tensors = source.folder.tensors;
   if (tensors.stored_dtype(tensor.name) != tensors.at(tensor.name).dtype) return false;  // computed, on all threads
-  return !tensor.scheme || rounds_lightly(tensor, request);
-}
-
-/// Whether a GPU is not used for what is rounded lightly, since most of that goes side by side on the CPU: what a mixture
-/// has beside its experts is done there sooner than a GPU is set up for it.
-bool stays_on_cpu(const Plan& plan, const OpenedModel& source, const QuantizeRequest& request) {
-  int64_t beside = 0, others = 0;
-  for (const auto& tensor : plan.tensors) {
-    if (!rounds_lightly(tensor, request)) continue;
-    (goes_beside_others(tensor, source, request) ? beside : others) += tensor.bytes_before;
-  }
-  return beside > others;
+  if (!tensor.scheme) return true;
+  using formats::SchemeFamily;
+  const auto family = tensor.scheme->family;
+  const bool light =
+      family == SchemeFamily::kbit || family == SchemeFamily::integer || family == SchemeFamily::small_float;
+  return light && tensor.is_plain() && !options_of(request, *tensor.scheme).searches();
 }
 
 /// Seconds per weight of this method on this machine with the threads in use, measured on a small random matrix; `beside`: on one
@@ -458,7 +442,6 @@ class Quantizing {
   /// Layers first: ranks walk through them together.
   void run() {
     const BufferReuse reuse(widened_bytes(plan_, source_));
-    const bool light_on_gpu = !stays_on_cpu(plan_, source_, request_);
     for (size_t unit = 0; unit < units_.size(); ++unit) {
       if (units_[unit].layer && work_.mine(unit)) run(unit);
     }
@@ -466,13 +449,12 @@ class Quantizing {
     std::vector<size_t> beside;  // one another, in their order
     for (size_t unit = 0; unit < units_.size(); ++unit) {
       if (units_[unit].layer || !work_.mine(unit)) continue;
-      const TensorPlan& tensor = *units_[unit].tensors.front();
-      if (goes_beside_others(tensor, source_, request_)) {
+      if (goes_beside_others(*units_[unit].tensors.front(), source_, request_)) {
         beside.push_back(unit);
         continue;
       }
       run_beside(beside);
-      run(unit, light_on_gpu || !rounds_lightly(tensor, request_));
+      run(unit);
     }
     run_beside(beside);
   }
