@@ -160,7 +160,10 @@ TEST_F(ExpertsCuda, AProductLeavesPartsOfTheNextOne) {
     const auto count = static_cast<size_t>(n / 64 * outputs);
     auto parts = test::poisoned(count * 4, stream);
     test::TestWorkspace workspace(linear, 1, stream);
-    LinearCall call{.m = 1, .x = x_device.data(), .ldx = k, .residual = y.data(), .y = y.data(), .ldy = n};
+    LinearCall call;
+    call.m = 1;
+    call.x = x_device.data(), call.ldx = k;
+    call.residual = call.y = y.data(), call.ldy = n;
     call.fp32 = call.beside_routed = call.weights_ready = true;
     call.fusion.next_x = next_x.data();
     call.fusion.next_weight = ones.as<float>();
