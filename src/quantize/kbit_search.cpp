@@ -19,7 +19,7 @@ using formats::PlaneRole;
 using formats::ScaleType;
 using formats::Scheme;
 
-constexpr int64_t learning_weights = 1 << 20;
+constexpr int64_t learning_weights = 1 << 17;
 /// Without activations every weight counts alike, and what a table gains among the many small weights it loses among
 /// the few large ones, which carry more of the output: a gain in squared error below this share costs the model more
 /// than it brings (docs/quality.md).

@@ -33,7 +33,7 @@ int64_t learning_stride(int64_t n, int64_t k) noexcept;
 /// A table learned by weighted Lloyd iterations from `start`: codes and scales for the table, then each entry to the
 /// weighted mean of what it stands for, until nothing is gained; `start` itself where that lessens the error by no more
 /// than the share `worthwhile`. Tensors of many weights are represented by at most
-/// 2^20 of them, rows spread evenly. Sums in fp64 in a fixed order. Largest magnitude 1, gaps as check_codebook wants.
+/// 2^17 of them, rows spread evenly. Sums in fp64 in a fixed order. Largest magnitude 1, gaps as check_codebook wants.
 std::vector<float> learn_table(const TensorView& weight, const formats::Scheme& scheme, std::span<const float> start,
                                const BlockMaxima& maxima, std::span<const float> importance, Scales rule,
                                double worthwhile = 0);
