@@ -296,7 +296,7 @@ class Sweeps {
     const int64_t wide = n * widest;
     const int64_t values =
         2 * n * k + (outputs.gram ? 8 : 4) * wide + (outputs.gram ? n * n : 0) + widest * k + widest * widest;
-    floats_ = device::DeviceBuffer(work.context, static_cast<size_t>(values) * sizeof(float));
+    floats_ = device::DeviceBuffer(work.stream, static_cast<size_t>(values) * sizeof(float));
     float* next = floats_.as<float>();
     const auto take = [&](int64_t count) { return std::exchange(next, next + count); };
     swept_.values = take(n * k);
@@ -306,10 +306,10 @@ class Sweeps {
     by_parts_ = take(outputs.gram ? n * n : 0);
     rows_ = take(widest * k);
     among_ = take(widest * widest);
-    proposed_ = device::DeviceBuffer(work.context, static_cast<size_t>(wide + n));
-    scales_ = device::DeviceBuffer(work.context, static_cast<size_t>(n) * sizeof(Scale));
-    columns_ = device::DeviceBuffer(work.context, static_cast<size_t>(k) * sizeof(int64_t));
-    weighing_ = device::DeviceBuffer(work.context, sizeof(Weighing));
+    proposed_ = device::DeviceBuffer(work.stream, static_cast<size_t>(wide + n));
+    scales_ = device::DeviceBuffer(work.stream, static_cast<size_t>(n) * sizeof(Scale));
+    columns_ = device::DeviceBuffer(work.stream, static_cast<size_t>(k) * sizeof(int64_t));
+    weighing_ = device::DeviceBuffer(work.stream, sizeof(Weighing));
     weighing_.fill(0, work.stream);
     if (outputs.gram != nullptr)
       by_parts_kernel<<<blocks_of(n * n), 256, 0, stream()>>>(outputs.gram, n, parts(), by_parts_);
