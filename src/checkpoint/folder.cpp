@@ -8,6 +8,7 @@
 
 #include "checkpoint/dialect/config.h"
 #include "checkpoint/dialect/dialect.h"
+#include "checkpoint/dialect/stacks.h"
 #include "checkpoint/low_precision.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -203,6 +204,7 @@ Folder read_quantization(Folder folder, FloatForm floats) {
                                                   : std::nullopt;
       if (!packed) return read_low_precision(std::move(folder), *stated);
       folder.quantization = std::move(*packed);
+      folder.tensors = take_apart(std::move(folder.tensors), folder.quantization);
       return folder;
     }
     folder.quantization = read_dialect(source);

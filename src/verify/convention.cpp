@@ -10,6 +10,7 @@
 #include "checkpoint/dialect/checkpoint.h"
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/dialect/gptq_planar.h"
+#include "checkpoint/dialect/stacks.h"
 #include "checkpoint/low_precision.h"
 #include "core/convert.h"
 #include "core/error.h"
@@ -185,6 +186,12 @@ class Detective {
     std::vector<std::string> found;
     for (const auto trace : traces) {
       if (checkpoint_.contains(concat(linear, trace))) found.push_back(concat(linear, trace));
+    }
+    for (const auto& [part, whole] : row_.stacks) {
+      const auto place = checkpoint::stacked_part(row_, concat(linear, part));
+      if (!place || !checkpoint_.contains(place->whole)) continue;
+      const Shape& shape = checkpoint_.at(place->whole).shape;
+      if (!shape.empty() && place->index < shape[0]) found.push_back(place->whole);
     }
     const bool plain = checkpoint_.contains(parameter.name);
     const std::string left_out = claims_.left_out_by(linear);

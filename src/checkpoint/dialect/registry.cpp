@@ -21,6 +21,7 @@ std::span<const DialectRow> dialect_registry() {
                                                compressed_tensors_float_row(),
                                                modelopt_row(),
                                                fp8_row(),
+                                               gpt_oss_row(),
                                                humming_row(),
                                                compressed_tensors_padded_row(),
                                                compressed_tensors_row(),
