@@ -59,10 +59,19 @@ void stated_widths(const StoredContents& contents, ContentsFindings& findings) {
   for (const auto& linear : contents.linears()) {
     const bool table = linear.path.ends_with("embed_tokens") && model::layer_numbers(linear.path).layer < 0;
     if (!table || !is_of_text(linear.path) || linear.kind != StoredLinear::Kind::plain || hidden == 0) continue;
-    if (linear.k != hidden)
+    // Tables may be narrower than the layers are.
+    const bool read = std::ranges::any_of(roles, [&](const auto& role) { return role.second.cols.contains(hidden); });
+    if (linear.k != hidden && !read)
       findings.fault("config.json", concat("says hidden_size ", hidden, ", but ", printable(linear.path), " has ",
                                            linear.k, " columns"));
   }
+  const io::Json& inner = contents.stated({"intermediate_size"});
+  if (inner.is_number_integer() && roles.contains("mlp.down_proj"))
+    hold(roles, "mlp.up_proj", inner.get<int64_t>(), concat("intermediate_size ", inner.dump()), findings);
+  const io::Json& of_expert = contents.stated({"moe_intermediate_size"});
+  if (of_expert.is_number_integer())
+    hold(roles, "experts.up_proj", of_expert.get<int64_t>(), concat("moe_intermediate_size ", of_expert.dump()),
+         findings);
   const auto query = roles.find("self_attn.q_proj"), key = roles.find("self_attn.k_proj"),
              value = roles.find("self_attn.v_proj");
   if (query == roles.end() || key == roles.end() || value == roles.end() || heads <= 0) return;
@@ -74,13 +83,6 @@ void stated_widths(const StoredContents& contents, ContentsFindings& findings) {
   if (stated_head > 0 && queries != 2 * heads * head)
     hold(roles, "self_attn.q_proj", heads * head, concat(heads, " heads of ", head), findings);
   hold(roles, "self_attn.k_proj", key_heads * head, concat(key_heads, " heads of keys of ", head), findings);
-  const io::Json& inner = contents.stated({"intermediate_size"});
-  if (inner.is_number_integer() && roles.contains("mlp.down_proj"))
-    hold(roles, "mlp.up_proj", inner.get<int64_t>(), concat("intermediate_size ", inner.dump()), findings);
-  const io::Json& of_expert = contents.stated({"moe_intermediate_size"});
-  if (of_expert.is_number_integer())
-    hold(roles, "experts.up_proj", of_expert.get<int64_t>(), concat("moe_intermediate_size ", of_expert.dump()),
-         findings);
 }
 
 /// As much as the rung of structure allows.

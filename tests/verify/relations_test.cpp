@@ -132,5 +132,29 @@ TEST(Claims, CachesAndInputs) {
   EXPECT_THAT(claim_faults(made), Contains(HasSubstr("the two read the same")));
 }
 
+TEST(Claims, SizesOfAnUnknownArchitecture) {
+  const auto made = test::made_mixture(test::Storage::bf16);
+  EXPECT_THAT(claim_faults(made), IsEmpty());
+  const auto with = [&](const char* key, const io::Json& value) {
+    auto changed = made;
+    (changed.config.contains("text_config") ? changed.config["text_config"] : changed.config)[key] = value;
+    return claim_faults(changed);
+  };
+  EXPECT_THAT(with("hidden_size", 999), Contains(HasSubstr("says hidden_size 999")));
+  EXPECT_THAT(with("num_experts_per_tok", 999), Contains(HasSubstr("chooses 999 of")));
+  EXPECT_THAT(with("rms_norm_eps", 0.5), Contains(HasSubstr("has an eps of norms of 0.5")));
+  auto twice = made;
+  const auto gate = made.names_with("layers.1.mlp.experts.2.gate_proj.weight").front();
+  const auto up = made.names_with("layers.1.mlp.experts.2.up_proj.weight").front();
+  twice.tensors[up] = twice.tensors[gate];
+  EXPECT_THAT(claim_faults(twice), Contains(HasSubstr("experts.2.up_proj holds the codes of")));
+}
+
+TEST(Claims, CodesOfZeroThroughout) {
+  auto made = test::made_mixture(test::Storage::fp8_channel);
+  for (auto& code : made.values<uint8_t>(made.names_with("layers.1.self_attn.o_proj.weight").front())) code = 0;
+  EXPECT_THAT(claim_faults(made), Contains(HasSubstr("o_proj has codes of")));
+}
+
 }  // namespace
 }  // namespace w4q::verify
