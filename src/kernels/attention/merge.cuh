@@ -159,7 +159,7 @@ struct Merging {
 
 /// All but the last of `active` blocks hand their means to it.
 template <int dim, class Space>
-__device__ void merge_few(const Merging<dim, Space>& merging, int active) {
+__device__ __forceinline__ void merge_few(const Merging<dim, Space>& merging, int active) {
   const Sharers& sharers = merging.sharers;
   for (int i = static_cast<int>(threadIdx.x); i < merging.values(); i += threads<dim>) {
     const Mean own = merging.own(i);
@@ -185,7 +185,7 @@ inline constexpr int most_at_once = 33, joined_at_once = 8;
 /// All but every eighth of `active` blocks hand their means to that, which hands on what eight have to the last. A thread
 /// joins two pairs of dims at a time.
 template <int dim, class Space>
-__device__ __noinline__ void merge_many(const Merging<dim, Space>& merging, int active) {
+__device__ __forceinline__ void merge_many(const Merging<dim, Space>& merging, int active) {
   constexpr int group = joined_at_once, apart = threads<dim>;
   const Sharers& sharers = merging.sharers;
   const int place = sharers.split % group, step = sharers.apart * Merging<dim, Space>::stride;
@@ -208,7 +208,7 @@ __device__ __noinline__ void merge_many(const Merging<dim, Space>& merging, int 
 }
 
 /// Brings the `active` first of the blocks that share pages together. Where they are many, what waits for words waits
-/// twice, not once for every 16 blocks; that stands apart, since most launches never come to it.
+/// twice, not once for every 16 blocks; the way of few is as it was without them: it is code that runs once a launch.
 template <int dim, class Space>
 __device__ void merge(const Task& task, const BlockHeads& heads, const Sharers& sharers, int active,
                       const Space (&spaces)[warps<dim>]) {
