@@ -45,7 +45,7 @@ bool cholesky(double* a, int64_t n, const Stream& stream) {
   const auto order = static_cast<int>(n);
   int values = 0;
   solver.check(solver.workspace(handle, triangle, order, a, order, &values), "asking cuSOLVER for its workspace");
-  DeviceBuffer workspace(context, static_cast<size_t>(values) * sizeof(double)), info(context, sizeof(int));
+  DeviceBuffer workspace(stream, static_cast<size_t>(values) * sizeof(double)), info(stream, sizeof(int));
   solver.check(solver.factor(handle, triangle, order, a, order, workspace.as<double>(), values, info.as<int>()),
                concat("factoring a matrix of ", n));
   lock.unlock();

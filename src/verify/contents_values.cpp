@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "checkpoint/low_precision.h"
@@ -78,10 +79,11 @@ class Blocks {
 
   /// Mean square of the codes of a block, of a tall one as 16 rows of it tell. Codes of 8 bits that are zero are weights
   /// that were taken out, as many in a row as somebody liked; they say nothing of its scale.
-  double energy(int64_t block) const {
+  double energy(int64_t block, bool whole = false) const {
     const int64_t row = block / across_ * block_rows_, col = block % across_ * block_cols_;
     const int64_t rows = std::min(block_rows_, linear_.n * std::max<int64_t>(1, linear_.experts) - row);
-    const int64_t cols = std::min(block_cols_, linear_.k - col), stride = std::max<int64_t>(1, rows / 16);
+    const int64_t cols = std::min(block_cols_, linear_.k - col);
+    const int64_t stride = whole ? 1 : std::max<int64_t>(1, rows / 16);
     const auto* const bytes = reinterpret_cast<const uint8_t*>(codes_->bytes.data());
     const int64_t codes_in_byte = linear_.kind == Kind::fp8 ? 1 : 2;
     const auto& squares = linear_.kind == Kind::fp8 ? squares_of_e4m3() : squares_of_pairs();
@@ -154,6 +156,14 @@ double factor_of(const StoredContents& contents, const StoredLinear& linear) {
   return linear.factor.ends_with("_global_scale") ? 1 / value : value;
 }
 
+/// Of blocks in rows and columns, of FP8: what is left of logarithms of scales, and of sizes of weights, when means of rows
+/// and columns are taken out.
+struct Grid {
+  double scales = 0, weights = 0;
+  bool is_known() const noexcept { return scales > 0; }
+  double ratio() const noexcept { return weights / scales; }
+};
+
 /// What the values of one linear say.
 struct Measured {
   const StoredLinear* linear = nullptr;
@@ -166,6 +176,7 @@ struct Measured {
   bool random = false;  ///< codes whose exponents are all as frequent
   Slope slope, turned;
   int64_t points = 0;
+  Grid grid;
   double spread = 0;  ///< standard deviation of the logarithms of its scales
 };
 
@@ -227,6 +238,39 @@ int64_t loud_block(const Blocks& blocks) {
   return rest(found, scale) > far && rest(found, size) > far ? found : -1;
 }
 
+/// The root of the mean square of what is left of [rows, across] values.
+double left_of(std::vector<double> values, int64_t across) {
+  const auto width = static_cast<size_t>(across), height = values.size() / width;
+  for (size_t row = 0; row < height; ++row) {
+    double mean = 0;
+    for (size_t col = 0; col < width; ++col) mean += values[row * width + col] / static_cast<double>(width);
+    for (size_t col = 0; col < width; ++col) values[row * width + col] -= mean;
+  }
+  double squares = 0;
+  for (size_t col = 0; col < width; ++col) {
+    double mean = 0;
+    for (size_t row = 0; row < height; ++row) mean += values[row * width + col] / static_cast<double>(height);
+    for (size_t row = 0; row < height; ++row) squares += std::pow(values[row * width + col] - mean, 2);
+  }
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
+/// Sums of squares over 16384 weights are those of a row of blocks times those of a column, but for 1 %; largest
+/// magnitudes, which make scales, are so but for 10 %, and codes make up for it.
+Grid grid_of(const Blocks& blocks) {
+  constexpr int64_t most_blocks = 256, fewest_free = 3;
+  const auto count = std::ssize(blocks.scales());
+  const int64_t across = blocks.across(), down = across > 0 ? count / across : 0;
+  if (count > most_blocks || across < 2 || down < 2 || (across - 1) * (down - 1) < fewest_free) return {};
+  std::vector<double> scales, weights;
+  for (int64_t block = 0; block < count; ++block) {
+    const double scale = blocks.scales()[static_cast<size_t>(block)], energy = blocks.energy(block, true);
+    if (!(scale > 0) || !std::isfinite(scale) || !(energy > 0)) return {};
+    scales.push_back(std::log(scale)), weights.push_back(std::log(scale) + std::log(energy) / 2);
+  }
+  return {left_of(std::move(scales), across), left_of(std::move(weights), across)};
+}
+
 /// Largest magnitudes of 16 weights differ by more than a step of E4M3, but where all weights have one or two sizes.
 bool has_even_scales(const Blocks& blocks, const io::Checkpoint& tensors, const StoredLinear& linear) {
   constexpr size_t fewest_scales = 256, looked_at = 4096;
@@ -255,8 +299,10 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   std::vector<double> deviations, own, turned;
   double energy = 0, divided = 0;
   const int64_t wanted = linear.kind == Kind::fp8 ? sampled_fp8_blocks : sampled_blocks;
-  const int64_t stride = std::max<int64_t>(1, count / wanted);
+  int64_t stride = std::max<int64_t>(1, count / wanted);
+  while (std::gcd(stride, blocks.across()) != 1) ++stride;  // blocks of all places
   int64_t points = 0;
+  std::vector<size_t> places;
   std::vector<double> of_codes, of_zeros;
   for (int64_t block = 0; block < count; block += stride) {
     const double scale = scales[static_cast<size_t>(block)], mean = blocks.energy(block);
@@ -264,13 +310,14 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
     if (!std::isfinite(scale) || !(scale > nothing) || !(mean > 0)) continue;
     energy += mean * scale * scale, divided += mean / (scale * scale), ++points;
     deviations.push_back(std::log(mean) / 2), own.push_back(-std::log(scale));
+    places.push_back(static_cast<size_t>(block % blocks.across()));
     const int64_t other = block % blocks.across() * blocks.across() + block / blocks.across();
     const double across = blocks.square() ? scales[static_cast<size_t>(other)] : 0;
     turned.push_back(across > 0 ? -std::log(across) : 0);
   }
   result.lost = lost_blocks(of_codes, of_zeros);
   result.random = blocks.random();
-  if (linear.kind == Kind::fp8) result.loud = loud_block(blocks);
+  if (linear.kind == Kind::fp8) result.loud = loud_block(blocks), result.grid = grid_of(blocks);
   result.even = linear.kind == Kind::nvfp4 && has_even_scales(blocks, contents.tensors(), linear);
   if (points == 0) return result;
   result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
@@ -279,6 +326,11 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   result.points = points;
   result.spread = spread_of(own);
   result.slope = slope(deviations, own);
+  // A matrix of low rank has the same codes in all blocks of a place: they count as one.
+  if (linear.kind != Kind::fp8) {
+    const auto across = static_cast<size_t>(blocks.across());
+    result.slope.error = std::max(result.slope.error, error_by_place(deviations, own, places, result.slope, across));
+  }
   if (blocks.square()) result.turned = slope(deviations, turned);
   return result;
 }
@@ -349,6 +401,23 @@ std::string slope_fault(const Measured& one, bool powers_of_two) {
       ", where sound ones do by 1");
 }
 
+/// One whose blocks do not go together, where those of all others do.
+std::string grid_fault(const Measured& one, const std::vector<Measured>& all) {
+  constexpr double least_left = 0.02, least_ratio = 0.8, times_others = 2;
+  constexpr int64_t fewest = 6;
+  if (!one.grid.is_known() || one.grid.weights < least_left || one.grid.ratio() < least_ratio) return {};
+  int64_t others = 0;
+  for (const Measured& other : all) {
+    if (&other == &one || !other.grid.is_known() || other.grid.weights < least_left / 2) continue;
+    if (times_others * other.grid.ratio() > one.grid.ratio()) return {};
+  }
+  for (const Measured& other : all) others += &other != &one && other.grid.is_known() && other.grid.ratio() < 0.5;
+  if (others < fewest) return {};
+  return concat("has the scales of other blocks: sizes of its blocks differ by ", fixed(100 * one.grid.weights, 0),
+                " % from what their rows and columns have in common, its scales alone by ",
+                fixed(100 * one.grid.scales, 0), " %; in the other weights codes make up for it");
+}
+
 void values(const StoredContents& contents, ContentsFindings& findings) {
   const auto measured = measure_all(contents);
   const double median = median_size(measured);
@@ -376,8 +445,12 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
     }
     const std::string size = size_fault(one, median);
     if (!size.empty()) findings.fault(linear.path, size);
-    const std::string slope = slope_fault(one, linear.kind == Kind::mxfp4);
-    if (law && !slope.empty()) findings.fault(linear.path, slope);
+    const std::string slope = slope_fault(one, linear.kind == Kind::mxfp4), grid = grid_fault(one, measured);
+    if (law && !slope.empty()) {
+      findings.fault(linear.path, slope);
+    } else if (!grid.empty() && one.loud < 0) {
+      findings.fault(linear.path, grid);
+    }
   }
 }
 

@@ -131,6 +131,61 @@ std::string page_twice(std::span<const std::byte> bytes, size_t row_bytes) {
   return found;
 }
 
+// ---- random bytes among codes ----
+
+/// Shares of the 16 values of half bytes against equal ones, of `bytes`: 15 for random bytes, give or take 5.5. Of codes of
+/// 4 bits each is one, whatever their order; of those of 8 bits the upper half is the sign and most of the size.
+double unevenness(std::span<const std::byte> bytes, bool upper_alone) {
+  std::array<int64_t, 16> counts{};
+  for (const std::byte byte : bytes) {
+    const auto value = std::to_integer<size_t>(byte);
+    ++counts[value >> 4];
+    if (!upper_alone) ++counts[value & 15];
+  }
+  const double expected = static_cast<double>(bytes.size()) * (upper_alone ? 1 : 2) / 16;
+  double sum = 0;
+  for (const int64_t count : counts)
+    sum += (static_cast<double>(count) - expected) * (static_cast<double>(count) - expected);
+  return sum / expected;
+}
+
+/// Of codes that are nowhere near to equally frequent, a stretch in which they are as random bytes have them: twelve
+/// standard errors of random ones apart from the least uneven quarter of the matrix.
+std::string random_stretch(std::span<const std::byte> bytes, bool upper_alone) {
+  constexpr size_t window = page_bytes / 2, looked_at = window / 4, fewest = 8;
+  constexpr double like_random = 48, nowhere_near = 150, most_random = 0.75;
+  const size_t windows = bytes.size() / window;
+  if (windows < fewest) return {};
+  size_t uneven = 0, first = 0, count = 0, run = 0;
+  std::string found;
+  for (size_t at = 0; at < windows; ++at) {
+    const auto whole = bytes.subspan(at * window, window);
+    const double here = unevenness(whole.first(looked_at), upper_alone);
+    uneven += here > nowhere_near;
+    const bool random = here < like_random && unevenness(whole, upper_alone) < like_random;
+    run = random ? run + 1 : 0;
+    count += random;
+    if (run == 1) first = at;
+    if (run == 2 && found.empty()) {
+      found = concat("holds random bytes from byte ", first * window,
+                     " or before on: half bytes are all as frequent there");
+    }
+  }
+  const auto all = static_cast<double>(windows);
+  if (static_cast<double>(uneven) < (1 - most_random) * all || static_cast<double>(count) > most_random * all)
+    return {};
+  // Windows that are nearly even everywhere would make some that are wholly so.
+  return static_cast<double>(uneven + count) < most_random * all ? std::string() : found;
+}
+
+/// Codes of 4 bits in words or bytes, and of 8 bits.
+bool holds_codes(const io::TensorInfo& info, bool& upper_alone) {
+  upper_alone = info.dtype == DType::f8_e4m3 || info.dtype == DType::i8;
+  const bool named = info.name.ends_with(".qweight") || info.name.ends_with(".weight_packed") ||
+                     info.name.ends_with("_blocks") || info.name.ends_with(".weight");
+  return named && (upper_alone || info.dtype == DType::u8 || info.dtype == DType::i32 || info.dtype == DType::u32);
+}
+
 struct Looked {
   std::string fault;
   int64_t rows_of_nothing = 0;  ///< of a router
@@ -156,6 +211,9 @@ Looked look_at(const io::Checkpoint& tensors, const io::TensorInfo& info) {
     const bool values = std::ranges::none_of(of_positive_bytes, is_part);
     if (result.fault.empty() && values) result.fault = text_within(loaded->bytes);
     if (result.fault.empty() && values && info.shape.size() == 2) result.fault = page_twice(loaded->bytes, row);
+    bool upper_alone = false;
+    if (result.fault.empty() && holds_codes(info, upper_alone))
+      result.fault = random_stretch(loaded->bytes, upper_alone);
   }
   if (is_router(info)) result.rows_of_nothing = zero_rows(loaded->bytes, info.shape[0]);
   return result;

@@ -57,6 +57,10 @@ struct Join {
 
   __device__ explicit Join(const Mean& own) : largest(own.weight), weight(1), low(own.low), high(own.high) {}
 
+  __device__ Mean mean() const {
+    return {__fdividef(low, weight), __fdividef(high, weight), largest + __log2f(weight)};
+  }
+
   /// What has a weight and no value; `logit` in units of log2.
   __device__ void add_sink(float logit) {
     const float highest = fmaxf(largest, logit);
@@ -90,58 +94,112 @@ struct Join {
   }
 };
 
+/// A thread joins so many pairs of dims at once, `threads` words apart: whoever waits for words of both waits once.
+inline constexpr int pairs_at_once = 2;
+template <class T>
+using Pairs = T[pairs_at_once];
+
 /// Joins what `others` blocks sent, `stride` words apart, as it arrives: they have lower indices, and so are running or
-/// done. `at_once` words are asked for together.
+/// done. `at_once` words of each of the first `pairs` pairs, `apart` words from one to the next, are asked for together.
 template <int at_once>
-__device__ void join_blocks(frame::MailboxWord* from, int stride, int others, Join& join) {
+__device__ void join_blocks(frame::MailboxWord* from, int stride, int others, int pairs, int apart,
+                            Pairs<Join>& joins) {
   for (int done = 0; done < others; done += at_once) {
     frame::MailboxWord* const at = from + done * stride;
     const int count = others - done;
-    frame::MailboxWord words[at_once];
+    Pairs<frame::MailboxWord[at_once]> words;
     bool complete = false;
     while (!complete) {
       complete = true;
 #pragma unroll
-      for (int i = 0; i < at_once; ++i) words[i] = i < count ? frame::peek(at + i * stride) : ~0ull;
+      for (int pair = 0; pair < pairs_at_once; ++pair) {
 #pragma unroll
-      for (int i = 0; i < at_once; ++i) complete &= words[i] >> 32 != 0;
+        for (int i = 0; i < at_once; ++i) {
+          words[pair][i] = pair < pairs && i < count ? frame::peek(at + pair * apart + i * stride) : ~0ull;
+        }
+      }
+#pragma unroll
+      for (int pair = 0; pair < pairs_at_once; ++pair) {
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) complete &= words[pair][i] >> 32 != 0;
+      }
     }
 #pragma unroll
-    for (int i = 0; i < at_once; ++i) {
-      if (i < count) at[i * stride] = 0;
+    for (int pair = 0; pair < pairs_at_once; ++pair) {
+      if (pair >= pairs) break;
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        if (i < count) at[pair * apart + i * stride] = 0;
+      }
+      joins[pair].add(words[pair], count);
     }
-    join.add(words, count);
   }
 }
 
-/// Brings the `active` first of the blocks that share pages together: all but the last hand their means to it.
+/// Of more blocks than can be joined in two batches of 16, eight are brought together at a time.
+inline constexpr int most_at_once = 33, joined_at_once = 8;
+
+/// Brings the `active` first of the blocks that share pages together: all but the last hand their means to it, or, where
+/// they are many, to every eighth, which hands on what eight have. What waits for words then waits twice, not once for
+/// every 16 blocks.
 template <int dim, class Space>
 __device__ void merge(const Task& task, const BlockHeads& heads, const Sharers& sharers, int active,
                       const Space (&spaces)[warps<dim>]) {
-  constexpr int half = dim / 2;
-  constexpr int stride = tile_heads * half;
+  constexpr int half = dim / 2, stride = tile_heads * half, apart = threads<dim>;
   const int head_dim = task.layer.head_dim;
   frame::MailboxWord* const mailboxes = task.mailboxes + static_cast<int64_t>(blockIdx.y * gridDim.x) * stride;
   __half* const out = task.out + int64_t{heads.first} * head_dim;
-  for (int i = static_cast<int>(threadIdx.x); i < heads.count * half; i += threads<dim>) {
-    const int head = i / half;
-    const int d = i % half;
-    const Mean own = block_mean<dim>(spaces, head, d);
-    if (sharers.split + 1 < active) {
-      send_mean(mailboxes + sharers.block(sharers.split) * stride + i, own);
+  const int step = sharers.apart * stride;
+  const bool last = sharers.split + 1 == active;
+  const int group = active > most_at_once ? joined_at_once : active;
+  const int place = sharers.split % group;
+  const bool joins_others = last || place + 1 == group;
+  const int values = heads.count * half;
+  for (int first = static_cast<int>(threadIdx.x); first < values; first += pairs_at_once * apart) {
+    const int pairs = min((values - first + apart - 1) / apart, pairs_at_once);
+    const auto head_of = [&](int pair) { return (first + pair * apart) / half; };
+    const auto dim_of = [&](int pair) { return (first + pair * apart) % half; };
+    const auto own = [&](int pair) {
+      return block_mean<dim>(spaces, head_of(min(pair, pairs - 1)), dim_of(min(pair, pairs - 1)));
+    };
+    Pairs<Join> joins = {Join(own(0)), Join(own(1))};
+    const auto send = [&] {
+#pragma unroll
+      for (int pair = 0; pair < pairs_at_once; ++pair) {
+        if (pair >= pairs) break;
+        send_mean(mailboxes + sharers.block(sharers.split) * stride + first + pair * apart, joins[pair].mean());
+      }
+    };
+    if (!joins_others) {
+      send();
       continue;
     }
-    Join join(own);
-    frame::MailboxWord* const from = mailboxes + sharers.block(0) * stride + i;
-    if (active <= 5) {
-      join_blocks<4>(from, sharers.apart * stride, active - 1, join);
+    frame::MailboxWord* const from = mailboxes + sharers.block(sharers.split - place) * stride + first;
+    if (place <= 4) {
+      join_blocks<4>(from, step, place, pairs, apart, joins);
+    } else if (place < joined_at_once) {
+      join_blocks<joined_at_once>(from, step, place, pairs, apart, joins);
     } else {
-      join_blocks<16>(from, sharers.apart * stride, active - 1, join);
+      join_blocks<16>(from, step, place, pairs, apart, joins);
     }
-    if (task.sinks != nullptr) join.add_sink(task.sinks[heads.first + head] * log2_e);
-    if (d < head_dim) out[int64_t{head} * head_dim + d] = __float2half_rn(__fdividef(join.low, join.weight));
-    if (d + half < head_dim) {
-      out[int64_t{head} * head_dim + d + half] = __float2half_rn(__fdividef(join.high, join.weight));
+    if (!last) {
+      send();
+      continue;
+    }
+    if (active > group) {
+      join_blocks<joined_at_once>(mailboxes + sharers.block(group - 1) * stride + first, group * step,
+                                  sharers.split / group, pairs, apart, joins);
+    }
+#pragma unroll
+    for (int pair = 0; pair < pairs_at_once; ++pair) {
+      if (pair >= pairs) break;
+      Join& join = joins[pair];
+      const int head = head_of(pair), d = dim_of(pair);
+      if (task.sinks != nullptr) join.add_sink(task.sinks[heads.first + head] * log2_e);
+      if (d < head_dim) out[int64_t{head} * head_dim + d] = __float2half_rn(__fdividef(join.low, join.weight));
+      if (d + half < head_dim) {
+        out[int64_t{head} * head_dim + d + half] = __float2half_rn(__fdividef(join.high, join.weight));
+      }
     }
   }
 }
