@@ -16,8 +16,10 @@ constexpr int term_factor = 254, largest_term = 127;
 /// Of an input that is at most largest_term.
 struct Terms {
   int first, second;
-  __device__ __forceinline__ explicit Terms(float scaled)
-      : first(__float2int_rn(scaled)), second(__float2int_rn((scaled - static_cast<float>(first)) * term_factor)) {}
+  __device__ __forceinline__ explicit Terms(float scaled) {
+    first = __float2int_rn(scaled);
+    second = __float2int_rn((scaled - static_cast<float>(first)) * term_factor);
+  }
 };
 
 /// Of a tile: the scale of its terms, and what brings sums of their products with bytes to those with levels, of either
