@@ -176,8 +176,9 @@ void add_lone_scale_types(const checkpoint::Folder& folder, std::vector<std::str
   }
 }
 
-/// A norm is far from the others of its name by this factor, and near them by that.
-constexpr double far_size = 16, near_size = 4;
+/// A norm is far from the others of its name by this factor, which folded scales (up to some 40 seen) do not reach, and near
+/// them by that.
+constexpr double far_size = 64, near_size = 4;
 
 /// The bytes of one norm are of the other type than all its like, whatever the header calls them.
 void add_other_bytes(const std::vector<Vector>& norms, std::vector<std::string>& faults) {
