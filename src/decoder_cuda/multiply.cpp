@@ -115,7 +115,9 @@ void CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x
 }
 
 bool CudaMultiplier::leaves_tail(const CudaLinear& linear, const CudaLinear& tail) const {
-  if (!beside_routed_ || linear.products.size() != 1 || tail.products.size() != 1) return false;
+  // What every block adds up of the parts takes longer than a launch where there are more (docs/notes/kernels/decode.md).
+  constexpr int64_t worthwhile = 128;
+  if (!beside_routed_ || tail.n > worthwhile || linear.products.size() != 1 || tail.products.size() != 1) return false;
   const CudaProduct &from = linear.products.front(), &to = tail.products.front();
   const bool rows = !to.packed() && to.linear.passes.size() == 1 && to.linear.input_scale == nullptr;
   return rows && tail.k == linear.n &&

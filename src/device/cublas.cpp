@@ -68,8 +68,8 @@ struct Product {
 
 void multiply(const Product& p, void* workspace, const Stream& stream) {
   const Library& cublas = library();
-  std::unique_lock<std::mutex> lock;
-  const cublasHandle_t handle = cublas.borrow(stream.context().cublas, stream, lock);
+  const auto lease = cublas.borrow(stream.context().cublas, stream);
+  const cublasHandle_t handle = lease.get();
   cublas.check(cublas.set_workspace(handle, workspace, cublas_workspace_bytes), "giving cuBLAS memory");
   const float one = 1;
   const float kept = p.add ? 1.0f : 0.0f;
@@ -138,8 +138,8 @@ void cublas_gram(const void* x, const void* y, int64_t rows, int64_t k, float* c
 void cublas_solve(const float* lower, bool transposed, float* b, int64_t m, int64_t k, void* workspace,
                   const Stream& stream) {
   const Library& cublas = library();
-  std::unique_lock<std::mutex> lock;
-  const cublasHandle_t handle = cublas.borrow(stream.context().cublas, stream, lock);
+  const auto lease = cublas.borrow(stream.context().cublas, stream);
+  const cublasHandle_t handle = lease.get();
   cublas.check(cublas.set_workspace(handle, workspace, cublas_workspace_bytes), "giving cuBLAS memory");
   const float one = 1;
   // In its column order rows are columns, and the lower triangle is an upper one.

@@ -77,11 +77,12 @@ __global__ void __launch_bounds__(256) load_kernel(Planes planes, SweptWeight sw
   swept.residuals[at] = weight[at] - value;
 }
 
-/// Of rows [count, k] of the Gram matrix these columns.
+/// rows [count, k]: these of the Gram matrix [k, k]; among [count, count]: of them these columns.
 static __global__ void __launch_bounds__(256)
-    among_kernel(const float* rows, int64_t k, const int64_t* columns, int64_t count, float* among) {
+    gather_kernel(const float* gram, int64_t k, const int64_t* columns, int64_t count, float* rows, float* among) {
   const int64_t at = sweep_at();
-  if (at < count * count) among[at] = rows[at / count * k + columns[at % count]];
+  if (at < count * k) rows[at] = gram[columns[at / k] * k + at % k];
+  if (at < count * count) among[at] = gram[columns[at / count] * k + columns[at % count]];
 }
 
 /// pulls [n, count], `stride` apart, += ridge · residuals.
@@ -364,15 +365,8 @@ class Sweeps {
   template <bool whole>
   void superblock(std::span<const SweepUnitCuda> units, int64_t columns, int64_t placed) {
     const int64_t n = swept_.n, k = swept_.k;
-    float* to = rows_;
-    for (const auto& unit : units) {
-      device::copy(device::Way::on_gpu, to, blocks_.gram().data() + unit.first * k,
-                   static_cast<size_t>(unit.count * k) * sizeof(float), work_.stream,
-                   "copying rows of the Gram matrix");
-      to += unit.count * k;
-    }
-    among_kernel<<<blocks_of(columns * columns), 256, 0, stream()>>>(rows_, k, columns_.as<int64_t>() + placed, columns,
-                                                                     among_);
+    gather_kernel<<<blocks_of(columns * k), 256, 0, stream()>>>(
+        blocks_.gram().data(), k, columns_.as<int64_t>() + placed, columns, rows_, among_);
     multiply(n, columns, k, {swept_.residuals, k}, {rows_, k, true}, {pulls_, columns});
     int64_t at = 0;
     for (const auto& unit : units) {
