@@ -1,5 +1,7 @@
 #include "checkpoint/folder.h"
 
+#include "checkpoint/affine_integers.h"
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -173,6 +175,10 @@ std::optional<StatedQuantization> stated_quantization(const Json& config, const 
   if (const auto found = config.find(config_key); found != config.end() && !found->is_null()) {
     const bool foreign = found->is_object() && found->value("quant_method", Json()) != "w4q";
     return StatedQuantization{*found, concat((folder / "config.json").string(), ": ", config_key), foreign};
+  }
+  // mlx-lm has a name of its own for it, and writes the usual one beside it since 2025.
+  if (const auto found = config.find("quantization"); found != config.end() && states_mlx(*found)) {
+    return StatedQuantization{*found, concat((folder / "config.json").string(), ": quantization"), true};
   }
   for (const auto name : side_config_files) {
     const auto path = folder / name;

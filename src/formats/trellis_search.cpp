@@ -20,16 +20,18 @@ void trellis_plain_step(int bits, int window, const float* least, const float* l
   const size_t groups = size_t{1} << (window - bits);
   with_bits<1, 2, 3, 4, 5, 6, 7, 8>(bits, [&]<int width>() {
     constexpr size_t ways = size_t{1} << width;
-    for (size_t way = 0; way < ways; ++way) {
-      const float* const from = least + way * (groups / ways);
-      const float* const level = levels + way * groups;
-      for (size_t g = 0; g < groups; g += ways) {
+    for (size_t g = 0; g < groups; g += ways) {
+      float best[ways];
+      for (size_t way = 0; way < ways; ++way) {
+        const float spent = least[way * (groups / ways) + g / ways];
+        const float* const level = levels + way * groups + g;
         for (size_t symbol = 0; symbol < ways; ++symbol) {
-          const float off = level[g + symbol] - target;
-          const float cost = from[g / ways] + off * off;
-          next[g + symbol] = way == 0 ? cost : std::min(cost, next[g + symbol]);
+          const float off = level[symbol] - target;
+          const float cost = spent + off * off;
+          best[symbol] = way == 0 ? cost : std::min(cost, best[symbol]);
         }
       }
+      std::copy_n(best, ways, next + g);
     }
   });
 }

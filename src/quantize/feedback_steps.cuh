@@ -34,7 +34,7 @@ class FeedbackSteps {
         factor_(factor),
         n_(n),
         k_(factor.width()),
-        memory_(work.context, bytes(2 * n * k_ + n * widest)) {}
+        memory_(work.stream, bytes(2 * n * k_ + n * widest)) {}
   /// `weight` [rows, k] are those from `first` on.
   void take(const float* weight, int64_t first, int64_t rows) {
     order_kernel<<<static_cast<unsigned>((rows * k_ + 255) / 256), 256, 0, work_.stream.get()>>>(
