@@ -1,4 +1,4 @@
-# w4q_module(NAME FLOOR n [DEPENDS modules…] [HEADERS_ONLY_FROM module/header…] [ROOMS "room: rooms…"…] SOURCES …
+# w4q_module(NAME FLOOR n [PLAIN] [DEPENDS modules…] [HEADERS_ONLY_FROM module/header…] [ROOMS "room: rooms…"…] SOURCES …
 #            [ALONE files…] [APART "file file…"…] [PACKAGES targets…] [PRIVATE_PACKAGES targets…])
 #
 # Declares the static library w4q_NAME made of the folder src/NAME. A module may depend on modules of lower floors
@@ -6,9 +6,9 @@
 # upward or sideways edge cannot be built (docs/design.md 2). Of a module that HEADERS_ONLY_FROM names, only the headers
 # named there. ROOMS lists the folders of src/NAME, each with those before it whose headers it may include. Only device
 # calls the CUDA runtime. ALONE are files that cannot be compiled together with others, APART those that cannot with each
-# other (cmake/Unity.cmake).
+# other (cmake/Unity.cmake). PLAIN is a module without loops over weights (cmake/Compiler.cmake).
 function(w4q_module NAME)
-  cmake_parse_arguments(ARG "" "FLOOR" "DEPENDS;HEADERS_ONLY_FROM;ROOMS;SOURCES;ALONE;APART;PACKAGES;PRIVATE_PACKAGES" ${ARGN})
+  cmake_parse_arguments(ARG "PLAIN" "FLOOR" "DEPENDS;HEADERS_ONLY_FROM;ROOMS;SOURCES;ALONE;APART;PACKAGES;PRIVATE_PACKAGES" ${ARGN})
   set_property(GLOBAL PROPERTY W4Q_FLOOR_${NAME} ${ARG_FLOOR})
   foreach(dependency ${ARG_DEPENDS})
     get_property(dependency_floor GLOBAL PROPERTY W4Q_FLOOR_${dependency})
@@ -32,9 +32,15 @@ function(w4q_module NAME)
   set_property(GLOBAL APPEND PROPERTY W4Q_MODULES ${NAME})
   add_library(w4q_${NAME} STATIC ${ARG_SOURCES})
   w4q_unity(w4q_${NAME} ALONE ${ARG_ALONE} APART ${ARG_APART})
-  w4q_use_prelude(w4q_${NAME} w4q_prelude)
+  set(flags w4q_flags)
+  set(prelude w4q_prelude)
+  if(ARG_PLAIN AND W4Q_OPTIMIZE EQUAL 1)
+    set(flags w4q_plain_flags)
+    set(prelude w4q_plain_prelude)
+  endif()
+  w4q_use_prelude(w4q_${NAME} ${prelude})
   target_include_directories(w4q_${NAME} PUBLIC ${PROJECT_SOURCE_DIR}/src)
-  target_link_libraries(w4q_${NAME} PRIVATE w4q_flags ${ARG_PRIVATE_PACKAGES} PUBLIC ${ARG_PACKAGES})
+  target_link_libraries(w4q_${NAME} PRIVATE ${flags} ${ARG_PRIVATE_PACKAGES} PUBLIC ${ARG_PACKAGES})
   foreach(dependency ${ARG_DEPENDS})
     target_link_libraries(w4q_${NAME} PUBLIC w4q_${dependency})
   endforeach()

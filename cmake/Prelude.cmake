@@ -12,7 +12,8 @@ if(W4Q_PRECOMPILE)
 endif()
 
 # w4q_prelude(NAME LIBRARY|COMMANDS|PROGRAM headers…): a set of headers that targets of this kind share by
-# w4q_use_prelude(target NAME). COMMANDS are the part of a program that a library may hold, too.
+# w4q_use_prelude(target NAME). COMMANDS are the part of a program that a library may hold, too, and what libraries have
+# that are optimised as programs are.
 function(w4q_prelude NAME KIND)
   if(NOT W4Q_PRECOMPILE)
     return()
