@@ -7,6 +7,7 @@
 #include "core/rng.h"
 #include "device/buffer.h"
 #include "formats/codebook.h"
+#include "formats/small_float.h"
 #include "kernels/linear/device_linear.h"
 #include "repack/layout_registry.h"
 
@@ -21,8 +22,7 @@ class RotatingWeight {
     weight_.layout = layout;
     weight_.n = n;
     weight_.k = k;
-    const auto codebook =
-        scheme.family == formats::SchemeFamily::kbit ? formats::codebook("nf", scheme.bits) : std::vector<float>{0};
+    const auto codebook = codebook_of(scheme);
     codebook_ = device::DeviceBuffer::copy_of(std::as_bytes(std::span(codebook)), stream);
     weight_.codebook = codebook_.as<float>();
     for (const formats::PlaneSpec& spec : repack::layout_row(layout).planes(scheme, n, k)) {
@@ -49,6 +49,12 @@ class RotatingWeight {
   int64_t bytes() const noexcept { return bytes_; }
 
  private:
+  static std::vector<float> codebook_of(const formats::Scheme& scheme) {
+    if (scheme.family == formats::SchemeFamily::kbit) return formats::codebook("nf", scheme.bits);
+    if (scheme.family != formats::SchemeFamily::small_float) return {0};
+    const auto table = formats::small_float_table(scheme.bits);
+    return {table.begin(), table.end()};
+  }
   static int64_t plane_bytes(const formats::PlaneSpec& spec) {
     return element_count(spec.shape) * dtype_bits(spec.dtype) / 8;
   }
@@ -60,7 +66,9 @@ class RotatingWeight {
   /// 2^-7 … 2^-3: what real weights have.
   static std::vector<uint8_t> random_scales(size_t size, formats::ScaleType type) {
     std::vector<uint8_t> values(size);
-    if (type == formats::ScaleType::e4m4) {
+    if (type == formats::ScaleType::e4m3) {
+      for (size_t i = 0; i < size; ++i) values[i] = static_cast<uint8_t>(0x10 + random_bits(2, i) % 16);
+    } else if (type == formats::ScaleType::e4m4) {
       for (size_t i = 0; i < size; ++i) values[i] = static_cast<uint8_t>(0x40 + random_bits(2, i) % 64);
     } else {
       for (size_t i = 0; i + 1 < size; i += 2) {

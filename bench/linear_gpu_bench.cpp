@@ -41,6 +41,7 @@ constexpr Format all_formats[] = {{"kbit2-b32-e4m4", "kbit-fragment", "kbit-tile
                                   {"kbit3-b32-e4m4", "kbit-fragment", "kbit-tile", most_rows},
                                   {"kbit4-b32-e4m4", "kbit-fragment", "kbit-tile", most_rows},
                                   {"kbit5-b32-e4m4", "kbit-fragment", "kbit-tile", most_rows},
+                                  {"nvfp4", "float-fragment", "", most_rows},
                                   {"int4-g128-f16", "marlin", "", most_rows},
                                   {"int4-g32-f16", "marlin", "", most_rows},
                                   {"int8-g128-f16", "marlin", "", most_rows},
@@ -92,7 +93,8 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
 /// Bytes that a kernel must read, by n · k weights: without padding.
 int64_t weight_bytes(const LayerShape& shape, const Format& format) {
   const formats::Scheme scheme = format.parsed();
-  const int scale_bits = scheme.scale == formats::ScaleType::e4m4 ? 8 : 16;
+  const bool byte = scheme.scale == formats::ScaleType::e4m4 || scheme.scale == formats::ScaleType::e4m3;
+  const int scale_bits = byte ? 8 : 16;
   return shape.n * shape.k * scheme.bits / 8 + shape.n * shape.k / scheme.block * scale_bits / 8;
 }
 

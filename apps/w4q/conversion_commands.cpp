@@ -73,9 +73,6 @@ int to_dialect(const CommonOptions& common, const OutputOptions& output, const C
                 concat("--to ", printable(conversion.to), ": TurboQuant's codes fit no other dialect"))
         .hint("--to w4q first");
   }
-  if (conversion.to == "w4q" && pipeline::has_mxfp4_stacks(conversion.input)) {
-    return from_mxfp4(common, output, conversion.input, "", "");
-  }
   const pipeline::ConvertRequest request = convert_request(output, conversion, conversion.allow_lossy);
   std::vector<std::string> notes;
   if (!conversion.serving.empty()) {
@@ -132,9 +129,7 @@ void refuse_unused(const ConversionRow& row, const OutputOptions& output, const 
 }
 
 /// Of conversions to a dialect: what is read from formats of their own is read by one process.
-bool shares(const Conversion& conversion) {
-  return !pipeline::is_turboquant(conversion.input) && !pipeline::has_mxfp4_stacks(conversion.input);
-}
+bool shares(const Conversion& conversion) { return !pipeline::is_turboquant(conversion.input); }
 
 std::string description_of_dialect(const std::string& name) {
   const auto* row = checkpoint::find_dialect(name);

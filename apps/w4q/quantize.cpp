@@ -116,6 +116,9 @@ pipeline::QuantizeRequest request(const QuantizeArguments& options) {
   result.rotation = chosen_rotation(options.scheme, options.quality.rotation_seed);
   result.options.steps = chosen_clip(options.scheme);
   result.keep = options.keep;
+  if (const auto* const row = checkpoint::find_dialect(options.to)) {
+    result.keep.insert(result.keep.end(), row->keeps.begin(), row->keeps.end());
+  }
   result.lm_head = options.lm_head;
   result.embeddings = options.embeddings || !options.embedding_scheme.empty();
   if (!options.embedding_scheme.empty()) result.table = formats::parse_scheme(options.embedding_scheme);

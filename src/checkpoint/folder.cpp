@@ -1,11 +1,14 @@
 #include "checkpoint/folder.h"
 
+#include "checkpoint/affine_integers.h"
+
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "checkpoint/dialect/config.h"
 #include "checkpoint/dialect/dialect.h"
+#include "checkpoint/dialect/stacks.h"
 #include "checkpoint/low_precision.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -173,6 +176,10 @@ std::optional<StatedQuantization> stated_quantization(const Json& config, const 
     const bool foreign = found->is_object() && found->value("quant_method", Json()) != "w4q";
     return StatedQuantization{*found, concat((folder / "config.json").string(), ": ", config_key), foreign};
   }
+  // mlx-lm has a name of its own for it, and writes the usual one beside it since 2025.
+  if (const auto found = config.find("quantization"); found != config.end() && states_mlx(*found)) {
+    return StatedQuantization{*found, concat((folder / "config.json").string(), ": quantization"), true};
+  }
   for (const auto name : side_config_files) {
     const auto path = folder / name;
     if (!io::path_exists(path)) continue;
@@ -197,6 +204,7 @@ Folder read_quantization(Folder folder, FloatForm floats) {
                                                   : std::nullopt;
       if (!packed) return read_low_precision(std::move(folder), *stated);
       folder.quantization = std::move(*packed);
+      folder.tensors = take_apart(std::move(folder.tensors), folder.quantization);
       return folder;
     }
     folder.quantization = read_dialect(source);

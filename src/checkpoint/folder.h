@@ -26,6 +26,7 @@ struct Folder {
   /// base's. A list in config.json, which goes with it into every dialect.
   std::set<std::string, std::less<>> tuned = {};
   bool small_floats = false;  ///< some matrices are what stored small floats stand for (low_precision.h)
+  bool few_bits = false;      ///< … or codes of 3 bits and less
 
   std::filesystem::path config_path() const { return path / "config.json"; }
 };

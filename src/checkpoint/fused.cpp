@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <set>
+#include <utility>
 
 #include "core/text.h"
 
@@ -64,6 +65,23 @@ std::vector<std::string> fused_names(const std::vector<std::string>& group, cons
   }
   for (const auto& path : group) found.erase(path);
   return {found.begin(), found.end()};
+}
+
+std::vector<std::string> names_wherever(std::vector<std::string> names, const std::vector<std::string>& packed) {
+  constexpr std::string_view wrapper = "language_model.", text = "language_model.model.";
+  const auto wrapped = [&](const std::string& path) { return path.starts_with(text); };
+  if (std::ranges::none_of(packed, wrapped)) return names;
+  for (std::string& name : names) {
+    const bool inside = wrapped(name);
+    std::string expression = inside ? R"(re:(.*\.)?language_model\.(model\.)?)" : R"(re:(.*\.)?)";
+    const size_t before = inside ? text.size() : name.starts_with(wrapper) ? wrapper.size() : 0;
+    for (const char c : std::string_view(name).substr(before)) {
+      if (c == '.') expression += '\\';
+      expression += c;
+    }
+    name = expression + "$";
+  }
+  return names;
 }
 
 std::string_view last_part(std::string_view path) noexcept { return path.substr(path.rfind('.') + 1); }

@@ -34,6 +34,11 @@ std::string served_name(std::string_view path);
 /// that names the group one by one needs beside them.
 std::vector<std::string> fused_names(const std::vector<std::string>& group, const std::vector<std::string>& others);
 
+/// Names of a list as programs find them that put a text model and its towers elsewhere than their files do: where one of
+/// `packed` stands under "language_model.model.", as in Mistral 3, transformers has "model.language_model.…",
+/// "model.vision_tower.…" and "lm_head". Expressions that match either; other models' names as they are.
+std::vector<std::string> names_wherever(std::vector<std::string> names, const std::vector<std::string>& packed);
+
 /// Behind the last dot.
 std::string_view last_part(std::string_view path) noexcept;
 /// Before it; empty where there is none.

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "checkpoint/affine_integers.h"
 #include "checkpoint/dialect/byte_integers_config.h"
 #include "checkpoint/dialect/small_floats_config.h"
 #include "core/convert.h"
@@ -75,7 +76,8 @@ io::RowReader decoded_rows(const io::Checkpoint& tensors, const std::string& nam
 /// Finds the matrices of a checkpoint that are stored as small floats.
 class SmallFloats {
  public:
-  SmallFloats(Source tensors, const io::Json& quantization) : tensors_(std::move(tensors)) {
+  SmallFloats(Source tensors, const io::Json& quantization)
+      : tensors_(std::move(tensors)), quantization_(quantization) {
     const auto size = quantization.find("weight_block_size");
     if (size != quantization.end() && size->is_array() && size->size() == 2 && (*size)[0].is_number_integer() &&
         (*size)[1].is_number_integer()) {
@@ -85,6 +87,7 @@ class SmallFloats {
   }
 
   Folder run(Folder folder) {
+    if (states_mlx(quantization_) || states_int4_awq(quantization_)) return run_integers(std::move(folder));
     for (const auto& [name, info] : tensors_->tensors()) {
       if (info.dtype == DType::f8_e4m3 && info.shape.size() == 3) read_fp8_stack(name, info);
       if (info.dtype == DType::f8_e4m3 && info.shape.size() != 3 && name.ends_with(".weight")) read_fp8(name, info);
@@ -112,6 +115,20 @@ class SmallFloats {
  private:
   void add(const std::string& name, const Shape& shape, std::function<io::RowReader()> rows) {
     derived_.emplace(name, io::DerivedTensor{DType::f32, DType::bf16, shape, {}, std::move(rows)});
+  }
+
+  /// Of folders that hold nothing else.
+  Folder run_integers(Folder folder) {
+    auto matrices = read_affine_integers(tensors_, quantization_);
+    folder.quantization.notes.push_back(
+        concat(matrices.derived.size(), " matrices are stored as codes of few bits, and read as the weights that they ",
+               "stand for"));
+    folder.small_floats = !matrices.derived.empty();
+    folder.few_bits = folder.small_floats && matrices.fewest_bits < 4;
+    folder.tensors = io::Checkpoint::derive(tensors_, std::move(matrices.derived), tensors_->derivation(),
+                                            std::move(matrices.hidden));
+    for (const char* key : {"quantization_config", "quantization"}) folder.config.erase(key);
+    return folder;
   }
 
   /// The tensor that must be there too.
@@ -284,6 +301,7 @@ class SmallFloats {
   }
 
   Source tensors_;
+  const io::Json& quantization_;
   int64_t block_rows_ = 128, block_cols_ = 128;
   std::map<std::string, io::DerivedTensor, std::less<>> derived_;
   std::set<std::string, std::less<>> hidden_;
@@ -316,11 +334,12 @@ std::string integer_algorithm(const io::Json& quantization) {
   if (!quantization.is_object() || text_of(quantization, "quant_method") != "modelopt") return {};
   const std::string algorithm = text_of(quantization, "quant_algo");
   const bool integer = algorithm.ends_with("_AWQ") || algorithm.starts_with("W8A8_SQ") || algorithm.starts_with("INT");
-  return integer && !algorithm.starts_with("NVFP4") ? algorithm : std::string();
+  return integer && !algorithm.starts_with("NVFP4") && !states_int4_awq(quantization) ? algorithm : std::string();
 }
 
 bool is_low_precision(const io::Json& quantization) {
   if (!quantization.is_object() || !integer_algorithm(quantization).empty()) return false;
+  if (states_mlx(quantization)) return true;
   const std::string method = text_of(quantization, "quant_method"), format = text_of(quantization, "format");
   constexpr std::string_view methods[] = {"fp8", "mxfp4", "mxfp8", "modelopt", "fbgemm_fp8", "deepseek_v4_fp8"};
   if (std::ranges::find(methods, method) != std::end(methods)) return true;

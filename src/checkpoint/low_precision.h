@@ -7,14 +7,15 @@
 namespace w4q::checkpoint {
 
 /// Whether quantization_config says so: quant_method fp8, fbgemm_fp8, mxfp4, mxfp8 or modelopt, or a format of
-/// compressed-tensors, of AutoRound or of Quark that holds floats; LLM.int8 of bitsandbytes is read the same way.
+/// compressed-tensors, of AutoRound or of Quark that holds floats; LLM.int8 of bitsandbytes, MLX's folders and ModelOpt's
+/// INT4 of AWQ are read the same way.
 bool is_low_precision(const io::Json& quantization);
 
 /// The shape of scales without the ones that ModelOpt's blocks have between their sizes: [n/128, 1, k/128, 1].
 Shape shape_of_scales(const Shape& stored);
 
-/// The algorithm of a checkpoint of ModelOpt that holds integers, of which those of a byte are read: "W4A16_AWQ"; empty:
-/// floats.
+/// The algorithm of a checkpoint of ModelOpt that holds integers other than those of "W4A16_AWQ", of which those of a byte
+/// are read: "W4A8_AWQ"; empty: none.
 std::string integer_algorithm(const io::Json& quantization);
 
 /// `folder` with F32 matrices "….weight" in the place of codes and scales (experts of stacked MXFP4 one by one,

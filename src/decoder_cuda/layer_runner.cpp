@@ -144,6 +144,7 @@ Activations::Activations(const device::Context& gpu, const model::ModelConfig& c
   gates = device_matrix<float>(gpu, rows, widths.gates);
   mixed = device_matrix<float>(gpu, rows, widths.channels);
   routed = device_matrix<float>(gpu, rows, widths.router);
+  parts = device_matrix<float>(gpu, (widths.hidden + 63) / 64, widths.router);
   shared = device_matrix<float>(gpu, rows, widths.shared);
   added = device_matrix<float>(gpu, rows, widths.added);
   routing = device_matrix<__half>(gpu, rows, widths.apart);
@@ -254,12 +255,18 @@ NextNorm LayerRunner::leave_norm(const NormBetween& next) {
 
 void LayerRunner::add_product(const CudaBlock& block, const DeviceBuffer& x, const NormBetween& next) {
   const CudaLinear& linear = block.groups.back();
-  fused = false;
+  fused = in_parts = false;
   if (rows != 1 || !can_fuse(block, next)) {
     return multiplier.multiply_residual(linear, x.as<__half>(), rows, residual);
   }
   const NextNorm norm = leave_norm(next);
-  multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, &norm);
+  kernels::TailProduct tail;
+  in_parts = next.router != nullptr && multiplier.leaves_tail(linear, *next.router);
+  if (in_parts) {
+    tail = {next.router->products.front().linear.passes.front().codes, static_cast<int>(next.router->n),
+            activations.parts.as<float>()};
+  }
+  multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, &norm, tail);
 }
 
 InputNorm LayerRunner::input_norm() {
@@ -293,7 +300,8 @@ void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observ
   const DeviceBuffer& routing = own_norms ? activations.routing : activations.normed;
   const DeviceBuffer& expert_input = own_norms ? activations.expert_input : activations.normed;
   if (observe(router, routing, observer)) return;
-  multiplier.multiply(router, routing.as<__half>(), rows, activations.routed.as<float>());
+  const bool parts = std::exchange(in_parts, false);
+  if (!parts) multiplier.multiply(router, routing.as<__half>(), rows, activations.routed.as<float>());
   MixtureScratch::Observe see;
   if (observer && observer->linear_input) {
     see = [&](const CudaLinear& linear, const __half* input, int64_t count) {
@@ -304,6 +312,7 @@ void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observ
   const bool by_itself = rows == 1 && observer == nullptr && block.mixture->routes() && !apart;
   const bool defers = by_itself && !block.mixture->adds_up();
   MixtureScratch::Step step{.norm = input_norm(), .later = defers ? &pending : nullptr};
+  if (parts) step.parts = activations.parts.as<float>();
   NextNorm behind;
   if (fused = by_itself && can_fuse(block, next); fused) {
     behind = leave_norm(next);

@@ -33,6 +33,7 @@ struct Activations {
   device::DeviceBuffer split, gates;    ///< f32: queries, keys and values, and gates of attention that has them
   device::DeviceBuffer mixed;           ///< f32: scratch of a delta net
   device::DeviceBuffer routed, shared;  ///< f32: a router's products; what every row goes through, in a mixture
+  device::DeviceBuffer parts;           ///< f32: a router's products of a single row, of 64 inputs each
   device::DeviceBuffer gate_up, gated;  ///< f16: gated MLP
   device::DeviceBuffer both;            ///< f32: gates and ups that no product takes over
   device::DeviceBuffer added;           ///< f32: what is normed or scaled before it is added to the residual stream
@@ -57,7 +58,7 @@ struct LayerRunner {
               const device::Stream& stream_);
 
   /// From here on the residual stream is `x` [rows × hidden], fp32.
-  void begin(float* x, int64_t count) noexcept { residual = x, rows = count, fused = false, pending = {}; }
+  void begin(float* x, int64_t count) noexcept { residual = x, rows = count, fused = in_parts = false, pending = {}; }
   /// x = layer(x). `behind`: what reads the stream next, as far as it does right then.
   void run(const CudaLayer& layer, const Attend& attend, const CudaObserver* observer, const NormBetween& behind);
 
@@ -107,6 +108,7 @@ struct LayerRunner {
   int64_t rows = 0;
   kernels::PendingSum pending = {};  ///< of one row: what the next norm adds to the residual stream first
   bool fused = false;                ///< activations.normed is what a product left, and norms[at] says what it lacks
+  bool in_parts = false;             ///< activations.parts is what that product made of it for the router
   size_t norm_at = 0;                ///< of `norms`: the state of the residual stream as it is
   std::array<device::DeviceBuffer, 2> norms;
 };

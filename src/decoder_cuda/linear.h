@@ -126,9 +126,11 @@ class CudaMultiplier {
 
   /// y[rows × n] = x · Wᵀ + b. One row, of layers that fuse: `norm` completes the input, here and below.
   void multiply(const CudaLinear& linear, const __half* x, int64_t rows, float* y, InputNorm norm = {});
-  /// residual += x · Wᵀ + b. One row, of a layer that fuses: also leaves `next`.
+  /// residual += x · Wᵀ + b. One row, of a layer that fuses: also leaves `next`, and `tail` of a layer that leaves_tail().
   void multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual,
-                         const NextNorm* next = nullptr);
+                         const NextNorm* next = nullptr, const kernels::TailProduct& tail = {});
+  /// Whether such a product can leave parts of what `tail` makes of the next one's input, rows of f16.
+  bool leaves_tail(const CudaLinear& linear, const CudaLinear& tail) const;
   /// out[rows × n/2] = silu(gate) · up; `both` [rows × n] is scratch.
   void multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out,
                       InputNorm norm = {});

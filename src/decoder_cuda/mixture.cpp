@@ -17,6 +17,18 @@ using kernels::GateColumns;
 /// Rows that are sorted, multiplied and summed up together: what is between takes some 150 KB of memory for each.
 int64_t rows_at_once(const model::MixtureConfig& config) { return std::min<int64_t>(4096, 65535 / config.chosen); }
 
+/// What a mixture's config says of its router's choice.
+kernels::RouteArgs choice_of(const model::MixtureConfig& config) {
+  return {.rows = 1,
+          .experts = static_cast<int>(config.experts),
+          .chosen = static_cast<int>(config.chosen),
+          .sigmoid = config.scoring == model::Scoring::sigmoid,
+          .renormalizes = config.renormalizes,
+          .scale = static_cast<float>(config.scale),
+          .groups = static_cast<int>(config.groups),
+          .chosen_groups = static_cast<int>(config.chosen_groups)};
+}
+
 /// Rows an expert has in the mean, at most, where one launch takes those of all; beyond, each one's are enough for a GPU.
 constexpr size_t most_mean_rows = 256;
 
@@ -170,6 +182,14 @@ bool side_routes(const std::optional<CudaLinear>& all, int64_t n) {
 
 }  // namespace
 
+bool chooses_by_product(const model::Block& plan) {
+  kernels::RouteArgs choice = choice_of(plan.mixture);
+  // Whether there are any is all that is looked at.
+  static constexpr float corrected = 0;
+  if (plan.vector(model::VectorRole::correction) != nullptr) choice.correction = &corrected;
+  return kernels::chooses(choice);
+}
+
 bool shared_is_an_expert(const model::Block& plan) {
   const model::MixtureConfig& mixture = plan.mixture;
   const auto shared = 1 + 2 * static_cast<size_t>(mixture.experts);
@@ -262,30 +282,27 @@ MixtureScratch::MixtureScratch(const model::ModelConfig& config, std::span<const
 void MixtureScratch::run(const model::Block& plan, const CudaMixture& mixture, float* logits, int64_t stride,
                          const __half* x, int64_t rows, float* residual, const Observe& observe, const Step& step) {
   const model::MixtureConfig& config = plan.mixture;
-  kernels::RouteArgs choice{.logits = logits,
-                            .rows = rows,
-                            .stride = stride,
-                            .experts = static_cast<int>(config.experts),
-                            .chosen = static_cast<int>(config.chosen),
-                            .sigmoid = config.scoring == model::Scoring::sigmoid,
-                            .renormalizes = config.renormalizes,
-                            .scale = static_cast<float>(config.scale),
-                            .groups = static_cast<int>(config.groups),
-                            .chosen_groups = static_cast<int>(config.chosen_groups),
-                            .correction = mixture.correction,
-                            .expert_scale = mixture.expert_scale,
-                            .input_norm = step.norm.state,
-                            .bias = mixture.router_bias,
-                            .cols = hidden_,
-                            .eps = step.norm.eps,
-                            .places = places_on_gpu_.as<int32_t>(),
-                            .shares = shares_.as<float>(),
-                            .overlap = multiplier_.overlap() && rows == 1};
+  kernels::RouteArgs choice = choice_of(config);
+  choice.logits = logits;
+  choice.parts = step.parts;
+  choice.part_count = static_cast<int>((hidden_ + 63) / 64);
+  choice.rows = rows;
+  choice.stride = stride;
+  choice.correction = mixture.correction;
+  choice.expert_scale = mixture.expert_scale;
+  choice.input_norm = step.norm.state;
+  choice.bias = mixture.router_bias;
+  choice.cols = hidden_;
+  choice.eps = step.norm.eps;
+  choice.places = places_on_gpu_.as<int32_t>();
+  choice.shares = shares_.as<float>();
+  choice.overlap = multiplier_.overlap() && rows == 1;
   if (rows == 1 && !observe && mixture.routes()) {
     choice.joined = mixture.joined;
     return run_one(plan.gating, mixture, x, residual, choice, step);
   }
-  ensure(step.norm.state == nullptr && step.next == nullptr, "a mixture by the host stands by itself");
+  ensure(step.norm.state == nullptr && step.next == nullptr && step.parts == nullptr,
+         "a mixture by the host stands by itself");
   kernels::route_cuda(choice, stream_);
   const int64_t most = rows_at_once(config);
   for (int64_t first = 0; first < rows; first += most) {
@@ -298,6 +315,7 @@ void MixtureScratch::run_one(const kernels::Gating& gating, const CudaMixture& m
   const int64_t inner = mixture.inner(), n = mixture.outputs.front().n;
   const int places = static_cast<int>(places_) + (mixture.joined ? 1 : 0);
   const bool overlap = multiplier_.overlap(), chooses = kernels::chooses(choice);
+  ensure(chooses || choice.parts == nullptr, "a router in parts, and experts that no product chooses");
   if (!chooses) kernels::route_cuda(choice, stream_);
   const kernels::RoutedCall both{.x = x, .experts = choice.places, .places = places, .weights_ready = overlap};
   kernels::RoutedCall first = both;
@@ -314,6 +332,7 @@ void MixtureScratch::run_one(const kernels::Gating& gating, const CudaMixture& m
                                 stream_);
   }
   kernels::RoutedCall second = both;
+  second.places_stand = chooses;
   second.x = gated_.as<__half>();
   second.x_stride = inner;
   second.n = n;

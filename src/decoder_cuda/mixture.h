@@ -40,6 +40,9 @@ struct CudaMixture {
 /// Whether the experts, the router and the shared part of a mixture do not all read the same.
 bool reads_several_norms(const model::Block& plan);
 
+/// Whether the product of a single row's experts chooses them.
+bool chooses_by_product(const model::Block& plan);
+
 /// Whether the shared part of a mixture has the shape of an expert, and is added as they are.
 bool shared_is_an_expert(const model::Block& plan);
 
@@ -62,6 +65,7 @@ class MixtureScratch {
     InputNorm norm;                        ///< completes the input and the logits
     kernels::PendingSum* later = nullptr;  ///< gets the sum that is left to do; null: none may be
     const NextNorm* next = nullptr;        ///< of a mixture that adds up: what it leaves behind the sum
+    const float* parts = nullptr;          ///< of the logits (RouteArgs); null: they are there
   };
   /// residual += Σ shares · experts(x): `logits` [rows × experts], `stride` apart, are the router's. `observe` sees the
   /// input of each expert's products.

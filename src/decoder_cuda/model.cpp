@@ -61,7 +61,8 @@ const float* CudaBlock::norm(model::NormRole role) const noexcept {
 }
 
 NormBetween CudaBlock::taken_over() const noexcept {
-  const NormBetween own{norm(model::NormRole::input)};
+  const bool chooses = mixture && chooses_by_product(plan);
+  const NormBetween own{norm(model::NormRole::input), chooses ? &groups.front() : nullptr};
   if (!mixture) return fuses(groups.front()) ? own : NormBetween{};
   // Its router completes logits; what else reads the norm must complete products.
   const bool shared = groups.size() == 1 || (fuses(groups[1]) && groups[1].gates() != kernels::GateOrder::none);

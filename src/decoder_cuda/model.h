@@ -19,6 +19,7 @@ namespace w4q::decoder_cuda {
 /// The norm between two products that the kernels of both sides can take over in a step; null: none that they can.
 struct NormBetween {
   const float* weight = nullptr;
+  const CudaLinear* router = nullptr;  ///< of the mixture behind it, if that can take its products in parts
 };
 
 struct CudaBlock {

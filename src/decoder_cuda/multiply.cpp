@@ -107,10 +107,21 @@ void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t
 }
 
 void CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual,
-                                       const NextNorm* next) {
+                                       const NextNorm* next, const kernels::TailProduct& tail) {
   ensure(linear.products.size() == 1, "multiply_residual: one layer at a time");
-  multiply_all(linear, x, rows, {residual, linear.n, true, true},
-               next != nullptr ? leaving(*next) : kernels::LinearFusion());
+  kernels::LinearFusion fusion = next != nullptr ? leaving(*next) : kernels::LinearFusion();
+  fusion.tail = tail;
+  multiply_all(linear, x, rows, {residual, linear.n, true, true}, fusion);
+}
+
+bool CudaMultiplier::leaves_tail(const CudaLinear& linear, const CudaLinear& tail) const {
+  // What every block adds up of the parts takes longer than a launch where there are more (docs/notes/kernels/decode.md).
+  constexpr int64_t worthwhile = 128;
+  if (!beside_routed_ || tail.n > worthwhile || linear.products.size() != 1 || tail.products.size() != 1) return false;
+  const CudaProduct &from = linear.products.front(), &to = tail.products.front();
+  const bool rows = !to.packed() && to.linear.passes.size() == 1 && to.linear.input_scale == nullptr;
+  return rows && tail.k == linear.n &&
+         kernels::leaves_tail(stream_.context().properties(), from.linear, from.plan_for(int8_).steps(1), tail.n);
 }
 
 void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out,

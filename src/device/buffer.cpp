@@ -15,14 +15,29 @@ DeviceBuffer::DeviceBuffer(const Context& context, size_t size) : gpu_(context.o
   data_ = static_cast<std::byte*>(data);
 }
 
+DeviceBuffer::DeviceBuffer(const Stream& stream, size_t size) {
+  if (stream.spares() == nullptr) {
+    *this = DeviceBuffer(stream.context(), size);
+    return;
+  }
+  gpu_ = stream.context().ordinal();
+  data_ = stream.spares()->take(size);
+  size_ = size;
+  spares_ = stream.spares();
+}
+
 DeviceBuffer::~DeviceBuffer() {
   if (data_ == nullptr) return;
+  if (spares_ != nullptr) {
+    spares_->give(data_, size_);
+    return;
+  }
   const Scope here(gpu_);
   cudaFree(data_);
 }
 
 DeviceBuffer DeviceBuffer::copy_of(std::span<const std::byte> bytes, const Stream& stream) {
-  DeviceBuffer result(stream.context(), bytes.size());
+  DeviceBuffer result(stream, bytes.size());
   result.upload(bytes, stream);
   return result;
 }

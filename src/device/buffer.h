@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -15,16 +16,23 @@ class DeviceBuffer {
   DeviceBuffer() = default;
   /// Throws device when the memory is not there, naming the size.
   DeviceBuffer(const Context& context, size_t size);
+  /// The same for use in the order of a stream: where that keeps spares, from these, and given back to them. What uses it
+  /// on another stream is done before it goes.
+  DeviceBuffer(const Stream& stream, size_t size);
   ~DeviceBuffer();
   DeviceBuffer(DeviceBuffer&& other) noexcept
-      : gpu_(other.gpu_), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+      : gpu_(other.gpu_),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        spares_(std::move(other.spares_)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
     std::swap(gpu_, other.gpu_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(spares_, other.spares_);
     return *this;
   }
-  /// A copy of host bytes on the stream's GPU.
+  /// A copy of host bytes on the stream's GPU, for use in the order of the stream.
   static DeviceBuffer copy_of(std::span<const std::byte> bytes, const Stream& stream);
 
   std::byte* data() noexcept { return data_; }
@@ -51,6 +59,7 @@ class DeviceBuffer {
   int gpu_ = 0;
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+  std::shared_ptr<Spares> spares_;  ///< where the memory goes back to; null: it is freed
 };
 
 /// Page-locked host memory, which the context's GPU may write too.

@@ -48,6 +48,10 @@ struct CublasFloatProduct {
   bool b_transposed = false;
   bool add = false;
   bool tensor_cores = false;  ///< operands are rounded to eleven bits (TF32) where the GPU has such products
+  int64_t count = 1;          ///< products side by side, of matrices `…_apart` elements apart
+  int64_t a_apart = 0;
+  int64_t b_apart = 0;
+  int64_t c_apart = 0;
 };
 void cublas_multiply(const CublasFloatProduct& product, const Stream& stream);
 

@@ -37,18 +37,16 @@ bool have_cusolver() { return library().loaded.why().empty(); }
 
 bool cholesky(double* a, int64_t n, const Stream& stream) {
   const Library& solver = library();
-  Context& context = stream.context();
-  std::unique_lock<std::mutex> lock;
-  const cusolverDnHandle_t handle = solver.borrow(context.cusolver, stream, lock);
+  const auto lease = solver.borrow(stream.context().cusolver, stream);
+  const cusolverDnHandle_t handle = lease.get();
   // The lower triangle of rows is the upper triangle of columns, which is how cuSOLVER sees the matrix.
   constexpr cublasFillMode_t triangle = CUBLAS_FILL_MODE_UPPER;
   const auto order = static_cast<int>(n);
   int values = 0;
   solver.check(solver.workspace(handle, triangle, order, a, order, &values), "asking cuSOLVER for its workspace");
-  DeviceBuffer workspace(context, static_cast<size_t>(values) * sizeof(double)), info(context, sizeof(int));
+  DeviceBuffer workspace(stream, static_cast<size_t>(values) * sizeof(double)), info(stream, sizeof(int));
   solver.check(solver.factor(handle, triangle, order, a, order, workspace.as<double>(), values, info.as<int>()),
                concat("factoring a matrix of ", n));
-  lock.unlock();
   int first_bad = 0;
   info.download(std::as_writable_bytes(std::span(&first_bad, 1)), stream);
   check(cudaStreamSynchronize(stream.get()), "factoring");

@@ -4,9 +4,12 @@
 
 #include <cuda_runtime.h>
 
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -54,22 +57,58 @@ struct HandleLibrary {
     if (status == 0) return;
     throw Error(ErrorCode::device, concat(doing, ": ", title, " status ", static_cast<int>(status)));
   }
-  /// The handle of the stream's GPU, to work on that stream. Nobody else has it until `lock` goes.
-  Handle borrow(LibraryHandle& handle, const Stream& stream, std::unique_lock<std::mutex>& lock) const {
+  /// A handle of the stream's GPU that works on that stream; nobody else has it until this goes.
+  class Lease {
+   public:
+    Lease(Handle handle, LibraryHandle& home) : handle_(handle), home_(&home) {}
+    ~Lease() {
+      if (home_ == nullptr) return;
+      const std::lock_guard lock(home_->mutex);
+      static_cast<Idle*>(home_->value)->handles.push_back(handle_);
+    }
+    Lease(Lease&& other) noexcept : handle_(other.handle_), home_(std::exchange(other.home_, nullptr)) {}
+    Lease& operator=(Lease&&) = delete;
+    Handle get() const noexcept { return handle_; }
+
+   private:
+    Handle handle_;
+    LibraryHandle* home_;
+  };
+  /// As many handles as threads that call at the same time: submitting takes a while, which others need not wait for.
+  Lease borrow(LibraryHandle& home, const Stream& stream) const {
     if (!loaded.why().empty()) {
       throw Error(ErrorCode::device, concat(title, " cannot be loaded: ", loaded.why())).hint(hint);
     }
-    lock = std::unique_lock(handle.mutex);
     const cudaStream_t queue = stream.get();
-    if (handle.value == nullptr) {
-      Handle made{};
-      check(create(&made), concat("starting ", title));
-      handle.value = made;
-      handle.destroy = [destroy = destroy](void* value) { destroy(static_cast<Handle>(value)); };
+    Lease lease(idle(home), home);
+    check(set_stream(lease.get(), queue), concat("giving ", title, " a stream"));
+    return lease;
+  }
+
+ private:
+  /// What LibraryHandle::value points to: handles that nobody has.
+  struct Idle {
+    std::vector<Handle> handles;
+  };
+  Handle idle(LibraryHandle& home) const {
+    const std::lock_guard lock(home.mutex);
+    if (home.value == nullptr) {
+      home.value = new Idle;
+      home.destroy = [destroy = destroy](void* value) {
+        const std::unique_ptr<Idle> all(static_cast<Idle*>(value));
+        for (const Handle handle : all->handles) destroy(handle);
+      };
     }
-    const auto found = static_cast<Handle>(handle.value);
-    check(set_stream(found, queue), concat("giving ", title, " a stream"));
-    return found;
+    auto& handles = static_cast<Idle*>(home.value)->handles;
+    Handle handle{};
+    if (handles.empty()) {
+      check(create(&handle), concat("starting ", title));
+      handles.reserve(handles.capacity() + 1);  // for its return, which may not fail
+    } else {
+      handle = handles.back();
+      handles.pop_back();
+    }
+    return handle;
   }
 };
 

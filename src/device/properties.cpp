@@ -2,12 +2,20 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdlib>
+
 #include "core/text.h"
 
 namespace w4q::device {
 namespace {
 
 constexpr int oldest_sm = 80;
+
+/// Before the first question: streams have queues of their own, 32 instead of 8, as long as the user does not say otherwise.
+/// Those that share one wait for each other.
+void ask_for_queues() noexcept {
+  [[maybe_unused]] static const int asked = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
 
 /// Why GPU `ordinal` of `count` cannot be had, if the runtime's questions ended with `status`; empty: it can.
 std::string refusal(cudaError_t status, int count, int ordinal) {
@@ -23,6 +31,7 @@ std::string refusal(cudaError_t status, int count, int ordinal) {
 }  // namespace
 
 int gpu_count() noexcept {
+  ask_for_queues();
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
   cudaGetLastError();  // the failed question must not be reported by a later launch
@@ -30,6 +39,7 @@ int gpu_count() noexcept {
 }
 
 std::optional<Properties> find_gpu(std::string* why, int ordinal) {
+  ask_for_queues();
   int count = 0;
   cudaDeviceProp found{};
   cudaError_t status = cudaGetDeviceCount(&count);

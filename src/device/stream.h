@@ -3,9 +3,11 @@
 
 #include <cuda_runtime.h>
 
+#include <memory>
 #include <utility>
 
 #include "device/context.h"
+#include "device/spares.h"
 
 namespace w4q::device {
 
@@ -17,11 +19,15 @@ class Stream {
   Stream(Context& context, cudaStream_t theirs) noexcept : context_(&context), stream_(theirs), owned_(false) {}
   ~Stream();
   Stream(Stream&& other) noexcept
-      : context_(other.context_), stream_(std::exchange(other.stream_, nullptr)), owned_(other.owned_) {}
+      : context_(other.context_),
+        stream_(std::exchange(other.stream_, nullptr)),
+        owned_(other.owned_),
+        spares_(std::move(other.spares_)) {}
   Stream& operator=(Stream&& other) noexcept {
     std::swap(context_, other.context_);
     std::swap(stream_, other.stream_);
     std::swap(owned_, other.owned_);
+    std::swap(spares_, other.spares_);
     return *this;
   }
 
@@ -38,10 +44,18 @@ class Stream {
   /// Queues a call on the host.
   void call(void (*function)(void*), void* argument) const;
 
+  /// From now on memory that is asked for in the order of this stream goes round.
+  void keep_spares() {
+    if (spares_ == nullptr) spares_ = std::make_shared<Spares>(*context_);
+  }
+  /// Null: memory is freed.
+  const std::shared_ptr<Spares>& spares() const noexcept { return spares_; }
+
  private:
   Context* context_;
   cudaStream_t stream_ = nullptr;
   bool owned_ = true;
+  std::shared_ptr<Spares> spares_;
 };
 
 /// A point in the work of a stream. It lives on the GPU of the stream that it is recorded on first, and may be recorded

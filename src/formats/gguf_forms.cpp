@@ -70,6 +70,15 @@ constexpr std::array<GgufForm, 13> forms{{
      .largest = 31 * 113 * f16_max},
 }};
 
+/// Of points with the largest magnitudes in all places.
+constexpr GgufForm lattice_form(GgmlType type, int part, float largest) {
+  return {.type = type, .block = 256, .part = part, .largest = largest * f16_max, .lattice = true};
+}
+constexpr std::array<GgufForm, 5> lattice_forms{
+    lattice_form(GgmlType::iq2_xxs, 32, 3.875f * 8), lattice_form(GgmlType::iq2_xs, 16, 3.875f * 8),
+    lattice_form(GgmlType::iq2_s, 16, 3.875f * 8), lattice_form(GgmlType::iq3_xxs, 32, 7.75f * 4),
+    lattice_form(GgmlType::iq3_s, 32, 31)};
+
 using Levels = std::span<const uint8_t>;
 
 void put_half(float value, uint8_t* place) noexcept {
@@ -197,9 +206,11 @@ void store_iq4_xs(const GgufScales& scales, Levels levels, uint8_t* bytes) noexc
 std::span<const GgufForm> gguf_forms() noexcept { return forms; }
 
 const GgufForm* find_gguf_form(GgmlType type) noexcept {
-  const auto all = gguf_forms();
-  const auto found = std::ranges::find(all, type, &GgufForm::type);
-  return found == all.end() ? nullptr : &*found;
+  for (const std::span<const GgufForm> all : {gguf_forms(), std::span<const GgufForm>(lattice_forms)}) {
+    const auto found = std::ranges::find(all, type, &GgufForm::type);
+    if (found != all.end()) return &*found;
+  }
+  return nullptr;
 }
 
 float gguf_unit(GgufUnit unit, float value) noexcept {

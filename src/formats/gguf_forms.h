@@ -26,7 +26,8 @@ struct GgufForm {
   int highest_minimum = 0;                  ///< minimums are 0 … highest_minimum; 0: the type has no offsets
   bool signed_minimum = false;              ///< the offset of a block is a number of its own, of either sign
   GgufUnit unit = GgufUnit::f16;
-  float largest = 0;  ///< magnitude that every block can hold
+  float largest = 0;     ///< magnitude that every block can hold
+  bool lattice = false;  ///< it is made of points (gguf_lattice.h): levels and scales are not what is said here
 
   int parts() const noexcept { return block / part; }
   int levels() const noexcept {

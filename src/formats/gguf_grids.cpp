@@ -1,8 +1,11 @@
 // GGUF's types of lattice points: IQ2_XXS, IQ2_XS, IQ2_S of eight weights, IQ3_XXS and IQ3_S of four, each a row of a
 // table times a scale, signs apart. The tables are facts of the format: which points of the lattice a code means.
+#include <algorithm>
 #include <bit>
 
+#include "core/error.h"
 #include "formats/gguf_decoders.h"
+#include "formats/gguf_lattice.h"
 
 namespace w4q::formats {
 namespace {
@@ -301,6 +304,117 @@ void gguf_decode_iq3_s(const uint8_t* block, float* out) noexcept {
     const float scale = d * static_cast<float>(1 + 2 * (scales[j / 8] >> 4 * (j / 4 % 2) & 15));
     const auto code = [&](int i) { return codes[2 * j + i] | (high[j / 4] >> (2 * (j % 4) + i) & 1) << 8; };
     points3(iq3_s[code(0)], iq3_s[code(1)], levels3_s, signs[j], scale, out + 8 * j);
+  }
+}
+
+namespace {
+
+constexpr std::array<GgufLattice, 5> lattices{{
+    {.type = GgmlType::iq2_xxs,
+     .points = iq2_xxs,
+     .levels = levels2,
+     .even_signs = true,
+     .first = 0.125f,
+     .step = 0.25f},
+    {.type = GgmlType::iq2_xs,
+     .points = iq2_xs,
+     .levels = levels2,
+     .even_signs = true,
+     .part = 16,
+     .first = 0.125f,
+     .step = 0.25f},
+    {.type = GgmlType::iq2_s, .points = iq2_s, .levels = levels2, .part = 16, .first = 0.125f, .step = 0.25f},
+    {.type = GgmlType::iq3_xxs,
+     .width = 4,
+     .bits = 4,
+     .points = iq3_xxs,
+     .levels = levels3_xxs,
+     .even_signs = true,
+     .first = 0.25f,
+     .step = 0.5f},
+    {.type = GgmlType::iq3_s, .width = 4, .bits = 4, .points = iq3_s, .levels = levels3_s, .first = 1, .step = 2},
+}};
+
+void put_word(uint32_t word, uint8_t* place) noexcept { std::memcpy(place, &word, sizeof word); }
+
+/// Seven signs of each of four eights, and the scale of the 32.
+uint32_t signs_and_scale(const LatticeBlock& block, size_t part) noexcept {
+  uint32_t word = uint32_t{block.scales[part]} << 28;
+  for (size_t i = 0; i < 4; ++i) word |= (block.signs[4 * part + i] & 127u) << (7 * i);
+  return word;
+}
+
+void store_iq2_xxs(const LatticeBlock& block, uint8_t* bytes) noexcept {
+  for (size_t j = 0; j < 8; ++j) {
+    for (size_t i = 0; i < 4; ++i) bytes[8 * j + i] = static_cast<uint8_t>(block.points[4 * j + i]);
+    put_word(signs_and_scale(block, j), bytes + 8 * j + 4);
+  }
+}
+
+/// Scales of 16 weights, two to a byte.
+void put_scale_pairs(const LatticeBlock& block, uint8_t* bytes) noexcept {
+  for (size_t j = 0; j < 8; ++j) bytes[j] = static_cast<uint8_t>(block.scales[2 * j] | block.scales[2 * j + 1] << 4);
+}
+
+void store_iq2_xs(const LatticeBlock& block, uint8_t* bytes) noexcept {
+  for (size_t j = 0; j < 32; ++j) {
+    const auto code = static_cast<uint16_t>(block.points[j] | (block.signs[j] & 127) << 9);
+    std::memcpy(bytes + 2 * j, &code, sizeof code);
+  }
+  put_scale_pairs(block, bytes + 64);
+}
+
+void store_iq2_s(const LatticeBlock& block, uint8_t* bytes) noexcept {
+  for (size_t j = 0; j < 32; ++j) {
+    bytes[j] = static_cast<uint8_t>(block.points[j]);
+    bytes[32 + j] = block.signs[j];
+    bytes[64 + j / 4] |= static_cast<uint8_t>(block.points[j] >> 8 << (2 * (j % 4)));
+  }
+  put_scale_pairs(block, bytes + 72);
+}
+
+void store_iq3_xxs(const LatticeBlock& block, uint8_t* bytes) noexcept {
+  for (size_t j = 0; j < 64; ++j) bytes[j] = static_cast<uint8_t>(block.points[j]);
+  for (size_t j = 0; j < 8; ++j) put_word(signs_and_scale(block, j), bytes + 64 + 4 * j);
+}
+
+void store_iq3_s(const LatticeBlock& block, uint8_t* bytes) noexcept {
+  for (size_t j = 0; j < 64; ++j) {
+    bytes[j] = static_cast<uint8_t>(block.points[j]);
+    bytes[64 + j / 8] |= static_cast<uint8_t>(block.points[j] >> 8 << (j % 8));
+  }
+  std::ranges::copy(block.signs, bytes + 72);
+  for (size_t j = 0; j < 4; ++j) {
+    bytes[104 + j] = static_cast<uint8_t>(block.scales[2 * j] | block.scales[2 * j + 1] << 4);
+  }
+}
+
+}  // namespace
+
+std::span<const GgufLattice> gguf_lattices() noexcept { return lattices; }
+
+const GgufLattice* find_gguf_lattice(GgmlType type) noexcept {
+  const auto found = std::ranges::find(lattices, type, &GgufLattice::type);
+  return found == lattices.end() ? nullptr : &*found;
+}
+
+void store_lattice_block(const GgufLattice& lattice, const LatticeBlock& block, std::span<std::byte> out) {
+  ensure(out.size() == static_cast<size_t>(describe(lattice.type).block_bytes), "a GGUF block of another size");
+  auto* const bytes = reinterpret_cast<uint8_t*>(out.data());
+  std::fill_n(bytes, out.size(), uint8_t{0});
+  const uint16_t d = f16_from_f32(block.d);
+  std::memcpy(bytes, &d, sizeof d);
+  switch (lattice.type) {
+    case GgmlType::iq2_xxs:
+      return store_iq2_xxs(block, bytes + 2);
+    case GgmlType::iq2_xs:
+      return store_iq2_xs(block, bytes + 2);
+    case GgmlType::iq2_s:
+      return store_iq2_s(block, bytes + 2);
+    case GgmlType::iq3_xxs:
+      return store_iq3_xxs(block, bytes + 2);
+    default:
+      return store_iq3_s(block, bytes + 2);
   }
 }
 

@@ -113,7 +113,7 @@ class LayerJob {
         if (scheme && scheme->family == formats::SchemeFamily::trellis) return 1;
       }
     }
-    return mixture ? std::clamp<size_t>(static_cast<size_t>(threads()), 1, 12) : 1;
+    return mixture ? std::clamp<size_t>(static_cast<size_t>(threads()), 1, 16) : 1;
   }
 
   void each_group(const std::function<void(size_t)>& work) {

@@ -38,7 +38,7 @@ int64_t layer_memory(const model::ModelConfig& config, bool pairs) {
     }
     weights = std::max(weights, sum);
   }
-  const int64_t lanes = experts > 0 ? int64_t{3} << 29 : 0;  // which work side by side (calibrated_layer.cpp)
+  const int64_t lanes = experts > 0 ? int64_t{4} << 30 : 0;  // which work side by side (calibrated_layer.cpp)
   const int64_t both = pairs ? 16 * widest * widest + 4 * weights + (int64_t{1} << 30) : 0;
   return 32 * widest * widest + 8 * experts + 8 * weights + (int64_t{1} << 30) + lanes + both;
 }

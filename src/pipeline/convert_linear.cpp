@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "checkpoint/dialect/dialect.h"
+#include "checkpoint/dialect/stacks.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/cut_rows.h"
@@ -60,6 +61,15 @@ std::optional<PackedWeight> prepare(const PackedLinear& source, const LinearPlan
   throw Error(error);
 }
 
+/// To its place, which may be in a tensor that others share.
+void write_tensor(const LinearPlan& plan, const StoredTensor& tensor, io::CheckpointWriter& writer) {
+  const std::string name = plan.to.name + tensor.spec.suffix;
+  const auto bytes = tensor.bytes.bytes();
+  const auto part = checkpoint::stacked_part(*plan.to.dialect, name);
+  if (!part) return writer.write(name, bytes);
+  writer.write_part(part->whole, part->index * static_cast<int64_t>(bytes.size()), bytes);
+}
+
 /// Converts one linear to a dialect, writes it, and reads what was written for the proof.
 void write_dialect(const PackedLinear& source, const LinearPlan& plan, bool allow_lossy, io::CheckpointWriter& writer,
                    ConvertedLinear& linear) {
@@ -68,7 +78,7 @@ void write_dialect(const PackedLinear& source, const LinearPlan& plan, bool allo
     const auto weight = prepare(source, plan, allow_lossy, linear);
     tensors = plan.to.dialect->encode(weight ? *weight : source.passes.front());
   }
-  for (const auto& tensor : tensors) writer.write(plan.to.name + tensor.spec.suffix, tensor.bytes.bytes());
+  for (const auto& tensor : tensors) write_tensor(plan, tensor, writer);
   const PackedWeight back = plan.to.dialect->decode(plan.to, std::move(tensors));
   linear.proof = compare(source.passes.front(), back);
   if (linear.loses.empty()) {

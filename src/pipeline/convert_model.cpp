@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "checkpoint/dialect/dialect.h"
+#include "checkpoint/dialect/stacks.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/fused.h"
 #include "core/buffer.h"
@@ -92,6 +93,10 @@ LinearPlan plan_part(const PackedLinearInfo& whole, const model::ExpertPart& par
   if (info.name.ends_with("embed_tokens")) {
     throw refuse("it packs linear layers, not embedding tables").hint("quantize without --embeddings");
   }
+  if (!row.stacks.empty() && !checkpoint::stacked_part(row, concat(info.name, row.stacks.front().part))) {
+    throw refuse("it packs the experts of stacks, and has all else in 16 bit")
+        .hint(concat("quantize --to ", row.name, " keeps what it does not pack"));
+  }
   checkpoint::DialectFit fit = row.fit(info);
   if (!fit.scheme) throw refuse(fit.loses);
   if (!wishes.scales_inputs && row.needs_inputs != nullptr && row.needs_inputs(*fit.scheme)) {
@@ -124,11 +129,13 @@ void plan_linear(const PackedLinearInfo& info, bool halves, const checkpoint::Di
   for (const auto& part : parts) plans.push_back(plan_part(info, part, row, wishes));
 }
 
+/// The tensors of the files.
 std::vector<io::PlannedTensor> planned_linears(const std::vector<LinearPlan>& linears) {
   std::vector<io::PlannedTensor> result;
   for (const auto& linear : linears)
     std::ranges::move(checkpoint::planned_planes(linear.to), std::back_inserter(result));
-  return result;
+  const auto* const row = linears.empty() ? nullptr : linears.front().to.dialect;
+  return row == nullptr ? result : checkpoint::stacked_tensors(*row, std::move(result));
 }
 
 LinearPlan plan_own(const PackedLinearInfo& info) {
@@ -368,6 +375,26 @@ int64_t linears_at_a_time(int64_t largest_bytes) {
   return std::clamp<int64_t>(memory / std::max<int64_t>(1, copies_of_linear * largest_bytes), 1, threads());
 }
 
+/// Linears whose tensors stand together in the files, by their numbers: each for itself, or the experts of a stack.
+std::vector<std::vector<size_t>> stacks_of(const std::vector<LinearPlan>& linears) {
+  std::vector<std::vector<size_t>> result;
+  std::map<std::string, size_t> places;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    const auto& to = linears[i].to;
+    const auto part = to.dialect == nullptr || to.stored.empty()
+                          ? std::nullopt
+                          : checkpoint::stacked_part(*to.dialect, to.stored.front().name);
+    if (!part) {
+      result.push_back({i});
+      continue;
+    }
+    const auto [at, added] = places.try_emplace(part->whole, result.size());
+    if (added) result.emplace_back();
+    result[at->second].push_back(i);
+  }
+  return result;
+}
+
 /// What a linear's report says beyond the plan.
 io::Json record_of(const ConvertedLinear& linear) {
   const auto& [codes, codes_equal, zeros, zeros_equal, scales, scales_equal, groups_equal] = linear.proof;
@@ -385,14 +412,18 @@ void read_record(const io::Json& json, ConvertedLinear& linear) {
   linear.error = {number(error.at(0)), number(error.at(1)), error.at(2)};
 }
 
-/// The linears, and then what is carried along.
-std::vector<WorkUnit> units_of(const ConvertPlan& plan, const ConvertReport& report) {
+/// The linears, those of a stack together, and then what is carried along.
+std::vector<WorkUnit> units_of(const ConvertPlan& plan, const ConvertReport& report,
+                               const std::vector<std::vector<size_t>>& stacks) {
   std::vector<WorkUnit> units;
-  for (size_t i = 0; i < plan.linears.size(); ++i) {
-    units.push_back({plan.linears[i].to.name, {}, report.linears[i].bytes_before});
-    for (auto& tensor : checkpoint::planned_planes(plan.linears[i].to)) {
-      units.back().tensors.push_back(std::move(tensor.name));
+  for (const auto& stack : stacks) {
+    units.push_back({plan.linears[stack.front()].to.name, {}, 0});
+    std::vector<LinearPlan> linears;
+    for (const size_t index : stack) {
+      units.back().cost += report.linears[index].bytes_before;
+      linears.push_back(plan.linears[index]);
     }
+    for (auto& tensor : planned_linears(linears)) units.back().tensors.push_back(std::move(tensor.name));
   }
   for (const auto& tensor : plan.carried) units.push_back({tensor.name, {tensor.name}, tensor.size()});
   if (plan.scales.empty()) return units;
@@ -402,23 +433,29 @@ std::vector<WorkUnit> units_of(const ConvertPlan& plan, const ConvertReport& rep
 }
 
 /// Those of this rank.
-void convert_linears(const ConvertPlan& plan, bool allow_lossy, io::CheckpointWriter& writer, SharedWork& work,
-                     Progress& progress, ConvertReport& report) {
+void convert_linears(const ConvertPlan& plan, bool allow_lossy, const std::vector<std::vector<size_t>>& stacks,
+                     io::CheckpointWriter& writer, SharedWork& work, Progress& progress, ConvertReport& report) {
   int64_t largest = 0;
   std::vector<size_t> mine;
-  for (size_t i = 0; i < plan.linears.size(); ++i) {
-    if (!work.mine(i)) continue;
-    largest = std::max({largest, report.linears[i].bytes_before, report.linears[i].bytes_after});
-    mine.push_back(i);
+  for (size_t unit = 0; unit < stacks.size(); ++unit) {
+    if (!work.mine(unit)) continue;
+    for (const size_t index : stacks[unit]) {
+      largest = std::max({largest, report.linears[index].bytes_before, report.linears[index].bytes_after});
+    }
+    mine.push_back(unit);
   }
   const int64_t workers = linears_at_a_time(largest);
   const BufferReuse reuse(static_cast<size_t>(workers * copies_of_linear * largest));
   in_order(static_cast<int64_t>(mine.size()), workers, [&](int64_t next) {
-    const size_t index = mine[static_cast<size_t>(next)];
-    auto& linear = report.linears[index];
-    convert_linear(plan.source.tensors, plan.linears[index], allow_lossy, writer, linear);
-    work.done(index, record_of(linear));
-    progress.advance(linear.bytes_before);
+    const size_t unit = mine[static_cast<size_t>(next)];
+    io::Json records = io::Json::array();
+    for (const size_t index : stacks[unit]) {
+      auto& linear = report.linears[index];
+      convert_linear(plan.source.tensors, plan.linears[index], allow_lossy, writer, linear);
+      records.push_back(record_of(linear));
+      progress.advance(linear.bytes_before);
+    }
+    work.done(unit, records);
   });
 }
 
@@ -465,10 +502,9 @@ std::vector<std::pair<std::string, float>> measured_scales(const ConvertPlan& pl
 }
 
 /// The last unit of all, where there are any.
-void write_scales(const ConvertPlan& plan, const ConvertRequest& request, io::CheckpointWriter& writer,
+void write_scales(const ConvertPlan& plan, const ConvertRequest& request, size_t unit, io::CheckpointWriter& writer,
                   SharedWork& work, ConvertReport& report) {
   if (plan.scales.empty()) return;
-  const size_t unit = plan.linears.size() + plan.carried.size();
   if (work.mine(unit)) {
     for (const auto& [name, value] : measured_scales(plan, request)) {
       writer.write(name, std::as_bytes(std::span(&value, 1)));
@@ -494,6 +530,16 @@ ConvertReport plan_convert(const ConvertRequest& request) {
 
 serving::StoredModel planned_headers(const ConvertRequest& request) {
   const ConvertPlan plan = make_plan(request);
+  for (const auto& linear : plan.linears) {
+    // Readers settle it by the values: an order that is stated is another than that of inputs.
+    const auto orders = [](const PackedLinearInfo& info) { return info.passes.front().scheme.act_order; };
+    const bool keeps = plan.dialect == nullptr || !orders(*linear.from) || orders(linear.to) || !linear.loses.empty();
+    if (keeps) continue;
+    throw Error(ErrorCode::unsupported,
+                concat(printable(linear.to.name), ": its inputs belong to groups in an order of their own, which ",
+                       plan.dialect->name, " cannot say"))
+        .hint("w4q quantize reads these weights and rounds them again, in order");
+  }
   io::Json config = plan.source.config;
   if (plan.dialect == nullptr) {
     checkpoint::write_quantization_config(own_quantization(plan), config);
@@ -541,19 +587,22 @@ ConvertReport convert_model(const ConvertRequest& request) {
                       former_outputs(request.input));
   io::CheckpointWriter writer(output.staging(), planned_tensors(plan), with_companions(request.write, request.input),
                               output.joins());
-  SharedWork work(output, writer, units_of(plan, report));
+  const auto stacks = stacks_of(plan.linears);
+  SharedWork work(output, writer, units_of(plan, report, stacks));
   Progress progress("convert", work.cost(), "bytes");
-  write_scales(plan, request, writer, work, report);
-  convert_linears(plan, request.allow_lossy, writer, work, progress, report);
+  write_scales(plan, request, stacks.size() + plan.carried.size(), writer, work, report);
+  convert_linears(plan, request.allow_lossy, stacks, writer, work, progress, report);
   for (size_t i = 0; i < plan.carried.size(); ++i) {
-    const size_t unit = plan.linears.size() + i;
+    const size_t unit = stacks.size() + i;
     if (!work.mine(unit)) continue;
     write_carried(plan.source.tensors, plan.carried[i], writer);
     work.done(unit, nullptr);
     progress.advance(plan.carried[i].size());
   }
   const auto records = work.gather();
-  for (size_t i = 0; i < plan.linears.size() && !records.empty(); ++i) read_record(records[i], report.linears[i]);
+  for (size_t unit = 0; unit < stacks.size() && !records.empty(); ++unit) {
+    for (size_t i = 0; i < stacks[unit].size(); ++i) read_record(records[unit].at(i), report.linears[stacks[unit][i]]);
+  }
   add_notes(report, output.notes());
   return finished(std::move(report), writer, output, watch, checkpoint::bases_through(plan.source),
                   [&](const auto& to) { return write_companions(plan, request, to); });

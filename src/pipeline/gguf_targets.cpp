@@ -13,7 +13,7 @@ namespace {
 
 using enum GgmlType;
 
-constexpr std::array<GgufTarget, 24> targets{{
+constexpr std::array<GgufTarget, 29> targets{{
     {"gguf", "every tensor in the type that holds it", 0, f32, f32, false, true},
     {"gguf-f32", "32 bits", 0, f32, f32, false},
     {"gguf-f16", "16 bits", 1, f16, f16, false},
@@ -37,6 +37,11 @@ constexpr std::array<GgufTarget, 24> targets{{
     {"gguf-q3_k_l", "llama.cpp's mix of Q3_K and Q5_K", 13, q3_k, q6_k},
     {"gguf-q3_k_m", "llama.cpp's mix of Q3_K, Q4_K and Q5_K", 12, q3_k, q6_k},
     {"gguf-q3_k_s", "as llama.cpp's: Q3_K, head Q6_K", 11, q3_k, q6_k},
+    {"gguf-iq3_s", "3.4375 bits in all layers, points of a lattice of four", 26, iq3_s, q6_k},
+    {"gguf-iq3_xxs", "3.0625 bits in all layers, points of a lattice of four", 23, iq3_xxs, q6_k},
+    {"gguf-iq2_s", "2.5625 bits in all layers, points of a lattice of eight", 28, iq2_s, q6_k},
+    {"gguf-iq2_xs", "2.3125 bits in all layers, points of a lattice of eight", 20, iq2_xs, q6_k},
+    {"gguf-iq2_xxs", "2.0625 bits in all layers, points of a lattice of eight", 19, iq2_xxs, q6_k},
     {"gguf-q2_k", "llama.cpp's mix of Q2_K, Q3_K and Q4_K: 2.625 bits and more", 10, q2_k, q6_k},
 }};
 
@@ -184,6 +189,11 @@ GgmlType gguf_type_for_rows(GgmlType type, int64_t k) {
     case q2_k:
     case q3_k:
     case iq4_xs:
+    case iq3_s:
+    case iq3_xxs:
+    case iq2_s:
+    case iq2_xs:
+    case iq2_xxs:
       other = iq4_nl;
       break;
     case q4_k:

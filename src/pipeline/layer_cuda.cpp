@@ -21,6 +21,18 @@ std::vector<quantize::GroupCuda::Member> members_of(std::span<const size_t> line
   return members;
 }
 
+/// The next layer takes what this one has left, unless that is much of what is free.
+void settle_spares(quantize::CudaWork& work, std::span<const std::shared_ptr<quantize::CudaWork>> lanes) noexcept {
+  int64_t spare = 0;
+  for (const auto& lane : lanes) spare += lane->stream.spares()->bytes();
+  try {
+    if (4 * spare <= work.context.free_bytes()) return;
+  } catch (const Error&) {  // whoever asks the GPU next hears of it
+  }
+  work.beside.clear();
+  for (const auto& lane : lanes) lane->stream.spares()->free_all();
+}
+
 }  // namespace
 
 struct LayerCuda::Impl {
@@ -46,12 +58,21 @@ bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOpt
 }
 
 LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork> work, size_t lanes) : impl_(std::make_unique<Impl>()) {
+  auto& beside = work->beside;
+  while (beside.size() + 1 < lanes) beside.push_back(std::make_shared<quantize::CudaWork>(work->context));
   impl_->lanes.push_back(std::move(work));
-  while (impl_->lanes.size() < lanes) {
-    impl_->lanes.push_back(std::make_shared<quantize::CudaWork>(impl_->lanes.front()->context));
+  for (size_t lane = 1; lane < lanes; ++lane) impl_->lanes.push_back(beside[lane - 1]);
+  for (const auto& lane : impl_->lanes) {
+    if (lanes > 1) lane->stream.keep_spares();
   }
 }
-LayerCuda::~LayerCuda() { impl_->lanes.front()->release(); }
+
+LayerCuda::~LayerCuda() {
+  impl_->groups.clear();
+  quantize::CudaWork& work = *impl_->lanes.front();
+  work.release();
+  if (impl_->lanes.size() > 1) settle_spares(work, impl_->lanes);
+}
 
 void LayerCuda::add_group(size_t group, const quantize::InputStatistics& statistics) {
   auto& work = impl_->work(group);

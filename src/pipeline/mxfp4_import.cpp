@@ -261,8 +261,6 @@ bool is_mxfp4(const std::filesystem::path& folder) {
   return states(folder, "quant_method", "mxfp4") || states(folder, "format", "mxfp4-pack-quantized");
 }
 
-bool has_mxfp4_stacks(const std::filesystem::path& folder) { return states(folder, "quant_method", "mxfp4"); }
-
 ConversionReport plan_mxfp4(const Mxfp4Request& request) { return make_report(make_plan(request)); }
 
 ConversionReport import_mxfp4(const Mxfp4Request& request) {

@@ -21,9 +21,6 @@ struct Mxfp4Request {
 /// Whether a folder says of itself that its weights are MXFP4, in gpt-oss's stacks or compressed-tensors'.
 bool is_mxfp4(const std::filesystem::path& folder);
 
-/// Whether they stand in gpt-oss's stacks, which no dialect holds.
-bool has_mxfp4_stacks(const std::filesystem::path& folder);
-
 /// What import_mxfp4 would do; reads scales and writes nothing.
 ConversionReport plan_mxfp4(const Mxfp4Request& request);
 

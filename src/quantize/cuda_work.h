@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -46,6 +47,7 @@ struct CudaWork {
   CudaRoom rows{context};
   CudaRoom sums{context};
   device::Send send{stream};
+  std::vector<std::shared_ptr<CudaWork>> beside;  ///< others at the same time, made when they are first needed
 
   explicit CudaWork(device::Context& context_) : context(context_) {}
   /// On somebody else's stream.

@@ -46,8 +46,8 @@ ErrorFactorCuda::ErrorFactorCuda(CudaWork& work, const GramCuda& gram, int64_t b
   order_ = column_order(diagonal, block);
   const auto k = static_cast<size_t>(width());
   columns_ = device::DeviceBuffer::copy_of(bytes_of(order_.columns), work.stream);
-  pivots_ = device::DeviceBuffer(work.context, k * sizeof(float));
-  coupling_ = device::DeviceBuffer(work.context, k * k * sizeof(float));
+  pivots_ = device::DeviceBuffer(work.stream, k * sizeof(float));
+  coupling_ = device::DeviceBuffer(work.stream, k * k * sizeof(float));
   work.stream.synchronize();
   if (!device::have_cusolver()) {
     factor_on_cpu(work, gram, name);
@@ -68,7 +68,7 @@ void ErrorFactorCuda::factor_on_cpu(CudaWork& work, const GramCuda& gram, std::s
 
 bool ErrorFactorCuda::factor(CudaWork& work, const GramCuda& gram, double mean) {
   const int64_t k = width();
-  device::DeviceBuffer reversed(work.context, static_cast<size_t>(k * k) * sizeof(double));
+  device::DeviceBuffer reversed(work.stream, static_cast<size_t>(k * k) * sizeof(double));
   const device::Stream& stream = work.stream;
   reverse_kernel<<<element_blocks(k * k), element_threads, 0, stream.get()>>>(gram.data(), columns_.as<int32_t>(), k,
                                                                               mean, damping_, reversed.as<double>());

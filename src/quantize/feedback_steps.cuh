@@ -30,11 +30,7 @@ class FeedbackSteps {
   }
   /// Rows are taken later.
   FeedbackSteps(CudaWork& work, int64_t n, const ErrorFactorCuda& factor, int64_t widest)
-      : work_(work),
-        factor_(factor),
-        n_(n),
-        k_(factor.width()),
-        memory_(work.context, bytes(2 * n * k_ + n * widest)) {}
+      : work_(work), factor_(factor), n_(n), k_(factor.width()), memory_(work.stream, bytes(2 * n * k_ + n * widest)) {}
   /// `weight` [rows, k] are those from `first` on.
   void take(const float* weight, int64_t first, int64_t rows) {
     order_kernel<<<static_cast<unsigned>((rows * k_ + 255) / 256), 256, 0, work_.stream.get()>>>(

@@ -13,6 +13,7 @@
 #include "quantize/error_factor.h"
 #include "quantize/feedback_rows.h"
 #include "quantize/gguf_exact.h"
+#include "quantize/gguf_lattice.h"
 #include "quantize/gguf_panel.h"
 #include "quantize/source_matrix.h"
 
@@ -87,6 +88,10 @@ class Blocks {
   void store(int64_t row, int64_t block, const formats::GgufScales& scales, std::span<const uint8_t> levels) {
     const size_t at = static_cast<size_t>(row) * row_bytes_ + static_cast<size_t>(block) * block_bytes_;
     formats::store_gguf_block(form_, scales, levels, bytes_.bytes().subspan(at, block_bytes_));
+  }
+  void store(int64_t row, int64_t block, const formats::GgufLattice& lattice, const formats::LatticeBlock& said) {
+    const size_t at = static_cast<size_t>(row) * row_bytes_ + static_cast<size_t>(block) * block_bytes_;
+    formats::store_lattice_block(lattice, said, bytes_.bytes().subspan(at, block_bytes_));
   }
   Buffer take() { return std::move(bytes_); }
 
@@ -236,6 +241,22 @@ class GgufFeedback final : public BlockFeedback {
   Blocks& out_;
 };
 
+/// Points of a lattice, without feedback.
+void lattice_rows(const TensorView& weight, const formats::GgufLattice& lattice, std::span<const float> importance,
+                  Blocks& out) {
+  const int64_t k = weight.shape[1];
+  parallel_for(weight.shape[0], 1, [&](int64_t begin, int64_t end) {
+    LatticeSearch search(lattice);
+    std::vector<float> row(static_cast<size_t>(k));
+    for (int64_t r = begin; r < end; ++r) {
+      widen(row_bytes(weight, r), weight.dtype, row);
+      for (int64_t c = 0; c < k; c += formats::lattice_block) {
+        out.store(r, c / formats::lattice_block, lattice, search.run(row.data() + c, importance.data() + c));
+      }
+    }
+  });
+}
+
 }  // namespace
 
 Buffer gguf_blocks(const TensorView& weight, const formats::GgufForm& form, const CalibratedInput* input) {
@@ -244,13 +265,17 @@ Buffer gguf_blocks(const TensorView& weight, const formats::GgufForm& form, cons
   ensure(k % form.block == 0, "gguf_blocks: rows that are no whole blocks");
   check_values(weight, form.largest);
   Blocks blocks(form, n, k);
+  const auto importance = relative(input == nullptr ? std::span<const float>{} : input->mean_squares, k);
+  if (form.lattice) {
+    lattice_rows(weight, *formats::find_gguf_lattice(form.type), importance, blocks);
+    return blocks.take();
+  }
   if (input != nullptr && input->feedback != nullptr) {
     ensure(input->feedback->width() == k && input->feedback->block() == form.block, "gguf_blocks: another factor");
     run_feedback(weight, {.mean_squares = {}, .feedback = input->feedback},
                  GgufFeedback(*input->feedback, form, blocks));
     return blocks.take();
   }
-  const auto importance = relative(input == nullptr ? std::span<const float>{} : input->mean_squares, k);
   parallel_for(n, panel_rows, [&](int64_t begin, int64_t end) {
     const auto panel = std::make_unique<PlainPanel>(weight, form, importance);
     panel->run(begin, end - begin, blocks);

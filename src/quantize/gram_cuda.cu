@@ -105,7 +105,7 @@ void GramCuda::expand(const T* triangle, double scale) {
 GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
     : work_(&work),
       width_(statistics.width),
-      matrix_(work.context, static_cast<size_t>(width_ * width_) * sizeof(float)) {
+      matrix_(work.stream, static_cast<size_t>(width_ * width_) * sizeof(float)) {
   const double scale = statistics.count > 0 ? 1.0 / static_cast<double>(statistics.count) : 0.0;
   if (statistics.has_gram()) {
     // The triangle passes through the memory of the squares, which are twice as many but half as wide.
@@ -122,12 +122,12 @@ GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
 }
 
 GramCuda::GramCuda(CudaWork& work, const double* triangle, int64_t width, int64_t count)
-    : work_(&work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
+    : work_(&work), width_(width), matrix_(work.stream, static_cast<size_t>(width * width) * sizeof(float)) {
   expand(triangle, count > 0 ? 1.0 / static_cast<double>(count) : 0.0);
 }
 
 GramCuda::GramCuda(CudaWork& work, std::span<const float> triangle, int64_t width)
-    : work_(&work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
+    : work_(&work), width_(width), matrix_(work.stream, static_cast<size_t>(width * width) * sizeof(float)) {
   ensure(std::ssize(triangle) == triangle_size(width), "GramCuda: not a triangle");
   expand(work.put(work.square, triangle.data(), std::ssize(triangle)), 1.0);
 }
@@ -135,7 +135,7 @@ GramCuda::GramCuda(CudaWork& work, std::span<const float> triangle, int64_t widt
 GramCuda::GramCuda(CudaWork& work, MatrixView<const float> gram)
     : work_(&work),
       width_(gram.rows),
-      matrix_(work.context, static_cast<size_t>(gram.rows * gram.rows) * sizeof(float)) {
+      matrix_(work.stream, static_cast<size_t>(gram.rows * gram.rows) * sizeof(float)) {
   ensure(gram.rows == gram.cols && gram.stride == gram.cols, "GramCuda: not a square matrix");
   matrix_.upload(std::as_bytes(std::span(gram.data, static_cast<size_t>(width_ * width_))), work_->stream);
   work_->stream.synchronize();

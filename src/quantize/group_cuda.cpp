@@ -151,7 +151,7 @@ SharedTable GroupCuda::learn_table(std::span<const Member> members, QuantizeOpti
     Linear& linear = linears_.at(member.index);
     const float* values = linear.weight.as<float>();
     if (!member.divisors.empty()) {
-      auto& copy = divided.emplace_back(work_.context, linear.weight.size());
+      auto& copy = divided.emplace_back(work_.stream, linear.weight.size());
       device::copy(device::Way::on_gpu, copy.data(), values, copy.size(), work_.stream, "copying weights");
       divide_rows_cuda(work_, copy.as<float>(), linear.n, linear.k,
                        work_.put(work_.rows, member.divisors.data(), linear.n));
@@ -178,7 +178,7 @@ void GroupCuda::follow_inputs(CudaWork& work, Linear& linear, const Steps& steps
 
 void GroupCuda::divide_rows(CudaWork& work, Linear& linear, std::span<const float> divisors) {
   if (divisors.empty()) return;
-  linear.kept = device::DeviceBuffer(work.context, linear.weight.size());
+  linear.kept = device::DeviceBuffer(work.stream, linear.weight.size());
   device::copy(device::Way::on_gpu, linear.kept.data(), linear.weight.data(), linear.kept.size(), work.stream,
                "copying weights");
   divide_rows_cuda(work, linear.weight.as<float>(), linear.n, linear.k, work.put(work.rows, divisors.data(), linear.n));
@@ -275,7 +275,7 @@ GroupCuda::Packed GroupCuda::pack(CudaWork& work, size_t index, QuantizeOptions 
   device::DeviceBuffer kept;
   const bool clips = options.steps.awq_clips();
   if (clips || !row_scales.empty()) {
-    kept = device::DeviceBuffer(work.context, linear.weight.size());
+    kept = device::DeviceBuffer(work.stream, linear.weight.size());
     device::copy(device::Way::on_gpu, kept.data(), weight, kept.size(), work.stream, "copying weights");
     original = kept.as<float>();
   }

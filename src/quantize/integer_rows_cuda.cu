@@ -445,7 +445,7 @@ void feed_back_both(CudaWork& work, const Rule& rule, const float* weight, const
   const int64_t groups = formats::integer_groups(packed.scheme, packed.k);
   const int64_t group_size = std::min(formats::integer_group_size(packed.scheme, packed.k), packed.k);
   const auto starts = device::DeviceBuffer::copy_of(bytes_of(feedback.factor->order().starts), work.stream);
-  device::DeviceBuffer effects(work.context, static_cast<size_t>(groups * group_size * group_size) * sizeof(float));
+  device::DeviceBuffer effects(work.stream, static_cast<size_t>(groups * group_size * group_size) * sizeof(float));
   all_effects_kernel<<<static_cast<unsigned>(groups), element_threads, 0, work.stream.get()>>>(
       feedback.factor->coupling(), packed.k, starts.as<int64_t>(), group_size, effects.as<float>());
   const IntegerCells cells{rule, out, groups, group_size, effects.as<float>()};

@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(warps* warp_lanes)
 void sweep_kbit(CudaWork& work, const KbitRule& rule, const Blocks& blocks, const float* weight,
                 const FeedbackCuda& feedback) {
   const int64_t n = blocks.n, count = n * blocks.row_blocks;
-  device::DeviceBuffer codes(work.context, static_cast<size_t>(n * blocks.k));
+  device::DeviceBuffer codes(work.stream, static_cast<size_t>(n * blocks.k));
   unpack_kernel<<<static_cast<unsigned>((n * blocks.k + 255) / 256), 256, 0, work.stream.get()>>>(rule, blocks,
                                                                                                   codes.as<uint8_t>());
   const KbitPlanes planes{rule, blocks.scales, blocks.row_blocks};
@@ -353,8 +353,8 @@ QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<cons
   const KbitRule rule = cuda::kbit_rule(packed.scheme, codebook_of(packed), scales);
   Buffer& codes = packed.plane(PlaneRole::codes).bytes;
   Buffer& stored = packed.plane(PlaneRole::scales).bytes;
-  device::DeviceBuffer words(work.context, codes.size()), device_scales(work.context, stored.size()),
-      counters(work.context, sizeof(RowCounters));
+  device::DeviceBuffer words(work.stream, codes.size()), device_scales(work.stream, stored.size()),
+      counters(work.stream, sizeof(RowCounters));
   counters.fill(0, work.stream);
   Blocks blocks{};
   blocks.n = packed.n;

@@ -19,15 +19,11 @@ using formats::PlaneRole;
 using formats::ScaleType;
 using formats::Scheme;
 
-constexpr int64_t learning_weights = 1 << 20;
-constexpr int learning_rounds = 16;
-constexpr double least_gain = 1e-4;
+constexpr int64_t learning_weights = 1 << 17;
 /// Without activations every weight counts alike, and what a table gains among the many small weights it loses among
 /// the few large ones, which carry more of the output: a gain in squared error below this share costs the model more
 /// than it brings (docs/quality.md).
 constexpr double least_blind_gain = 0.06;
-/// Neighbouring entries of a learned table stay apart by this share of the largest, above what readers refuse.
-constexpr float least_gap = 0x1p-18f;
 
 /// Sixteen rows of a matrix in fp32, and their blocks as panels.
 class PanelRows {
@@ -72,22 +68,6 @@ class PanelRows {
   std::vector<float> values_, target_;
 };
 
-/// What Lloyd's second half needs of each entry.
-struct EntrySums {
-  std::array<double, KbitLevels::max_codes> weighted{};
-  std::array<double, KbitLevels::max_codes> weights{};
-  double error = 0, power = 0;
-
-  void add(const EntrySums& other, double share = 1) {
-    for (size_t i = 0; i < weights.size(); ++i) {
-      weighted[i] += share * other.weighted[i];
-      weights[i] += share * other.weights[i];
-    }
-    error += share * other.error;
-    power += share * other.power;
-  }
-};
-
 void add_block(const PanelBlock& block, const PanelScales& scales, const PanelCodes& codes, EntrySums& sums) {
   for (int c = 0; c < block.columns; ++c) {
     const double importance = block.importance[c];
@@ -105,69 +85,28 @@ void add_block(const PanelBlock& block, const PanelScales& scales, const PanelCo
   }
 }
 
-class Learning {
+/// Sums over a sample of rows of weights that have the same inputs.
+class SampleSums {
  public:
-  /// `weights` have the same inputs.
-  Learning(std::span<const TensorView> weights, const Scheme& scheme, std::span<const float> importance, Scales rule,
-           int exponent)
-      : weights_(weights), scheme_(scheme), importance_(importance), rule_(rule), exponent_(exponent) {}
+  SampleSums(std::span<const TensorView> weights, ScaleType type, std::span<const float> importance, Scales rule)
+      : weights_(weights), type_(type), importance_(importance), rule_(rule) {}
 
-  EntrySums sums(std::span<const float> table) const {
-    const KbitLevels levels(formats::kbit_scaled_codebook(table, exponent_));
+  EntrySums operator()(std::span<const float> codebook) const {
+    const KbitLevels levels(codebook);
     EntrySums total;
     for (const TensorView& weight : weights_) {
       const int64_t stride = learning_stride(weight.shape[0], weight.shape[1]);
       const int64_t rows = (weight.shape[0] + stride - 1) / stride;
-      const int64_t panels = (rows + panel_rows - 1) / panel_rows;
-      std::vector<EntrySums> parts(static_cast<size_t>(panels));
-      parallel_for(panels, 1, [&](int64_t panel, int64_t) {
-        parts[static_cast<size_t>(panel)] = of_panel(weight, panel * panel_rows * stride, stride, levels);
+      std::vector<EntrySums> panels(static_cast<size_t>((rows + panel_rows - 1) / panel_rows));
+      parallel_for(std::ssize(panels), 1, [&](int64_t panel, int64_t) {
+        panels[static_cast<size_t>(panel)] = of_panel(weight, panel * panel_rows * stride, stride, levels);
       });
-      EntrySums own;
-      for (const EntrySums& part : parts) own.add(part);
-      // Each weight counts as much as another, whatever its size: what it loses is a share of its own outputs.
-      total.add(own, weights_.size() > 1 && own.power > 0 ? 1 / own.power : 1);
+      total.add_weight(panels, std::ssize(weights_));
     }
     return total;
   }
 
-  /// Rounds of moving entries, from `start`; the share of the error that is left goes to `left`.
-  std::vector<float> learn(std::span<const float> start, double& left) const {
-    std::vector<float> table(start.begin(), start.end());
-    std::vector<float> best = table;
-    double least = std::numeric_limits<double>::infinity(), first = 0;
-    for (int round = 0; round < learning_rounds; ++round) {
-      const EntrySums sums_now = sums(table);
-      if (round == 0) first = sums_now.error;
-      const bool stalls = !(sums_now.error < least * (1 - least_gain));
-      if (sums_now.error < least) {
-        least = sums_now.error;
-        best = table;
-      }
-      if (stalls) break;
-      table = moved(table, sums_now);
-    }
-    left = least < first ? least / first : 1;
-    return best;
-  }
-
  private:
-  /// Every entry moves to the mean of what it stands for; one that stands for nothing stays.
-  std::vector<float> moved(std::span<const float> table, const EntrySums& sums) const {
-    std::vector<float> result(table.begin(), table.end());
-    for (size_t i = 0; i < result.size(); ++i) {
-      if (sums.weights[i] > 0)
-        result[i] = static_cast<float>(std::ldexp(sums.weighted[i] / sums.weights[i], -exponent_));
-    }
-    std::ranges::sort(result);
-    const float largest = formats::table_max(result);
-    for (float& entry : result) entry /= largest;
-    for (size_t i = 1; i < result.size(); ++i) result[i] = std::max(result[i], result[i - 1] + least_gap);
-    const float again = formats::table_max(result);
-    for (float& entry : result) entry /= again;
-    return result;
-  }
-
   EntrySums of_panel(const TensorView& weight, int64_t first, int64_t stride, const KbitLevels& levels) const {
     EntrySums sums;
     PanelRows rows(weight, importance_, kbit_block);
@@ -175,7 +114,7 @@ class Learning {
     PanelCodes codes;
     for (int64_t b = 0; b < rows.blocks(); ++b) {
       const PanelBlock block = rows.block(b);
-      const PanelScales scales = choose_scales(block, levels, scheme_.scale, rule_);
+      const PanelScales scales = choose_scales(block, levels, type_, rule_);
       panel_codes(block, levels, scales, codes);
       add_block(block, scales, codes, sums);
     }
@@ -183,19 +122,13 @@ class Learning {
   }
 
   std::span<const TensorView> weights_;
-  const Scheme& scheme_;
+  ScaleType type_;
   std::span<const float> importance_;
   Scales rule_;
-  int exponent_;
 };
 
-/// `start` itself where learning lessens the error by no more than the share `worthwhile`.
-std::vector<float> learned(std::span<const TensorView> weights, const Scheme& scheme, std::span<const float> start,
-                           int exponent, std::span<const float> importance, Scales rule, double worthwhile) {
-  double left = 1;
-  const auto best = Learning(weights, scheme, importance, rule, exponent).learn(start, left);
-  return left < 1 - worthwhile ? best : std::vector<float>(start.begin(), start.end());
-}
+/// Of the error that a table must save: without activations it must be clearly better.
+double least_share(const QuantizeOptions& options) { return options.input == nullptr ? least_blind_gain : 0; }
 
 }  // namespace
 
@@ -243,24 +176,32 @@ int64_t learning_stride(int64_t n, int64_t k) noexcept {
 std::vector<float> learn_table(const TensorView& weight, const Scheme& scheme, std::span<const float> start,
                                const BlockMaxima& maxima, std::span<const float> importance, Scales rule,
                                double worthwhile) {
-  return learned({&weight, 1}, scheme, start, searched_range_exponent(maxima, scheme.scale), importance, rule,
-                 worthwhile);
+  return learned_table(start, searched_range_exponent(maxima, scheme.scale), worthwhile,
+                       SampleSums({&weight, 1}, scheme.scale, importance, rule));
+}
+
+SharedTable learn_shared_table(const Scheme& scheme, const BlockMaxima& maxima, const QuantizeOptions& options,
+                               const SumEntries& sums) {
+  const int exponent = searched_range_exponent(maxima, scheme.scale);
+  return {learned_table(chosen_table(scheme, options), exponent, least_share(options), sums),
+          std::ldexp(1.0f, exponent)};
 }
 
 SharedTable learn_shared_table(std::span<const TensorView> weights, const Scheme& scheme, const BlockMaxima& maxima,
                                std::span<const float> importance, const QuantizeOptions& options) {
-  const int exponent = searched_range_exponent(maxima, scheme.scale);
-  return {learned(weights, scheme, chosen_table(scheme, options), exponent, importance, options.scales(),
-                  options.input == nullptr ? least_blind_gain : 0),
-          std::ldexp(1.0f, exponent)};
+  return learn_shared_table(scheme, maxima, options, SampleSums(weights, scheme.scale, importance, options.scales()));
+}
+
+std::vector<float> final_table(const Scheme& scheme, const BlockMaxima& maxima, const QuantizeOptions& options,
+                               const SumEntries& sums) {
+  std::vector<float> table = chosen_table(scheme, options);
+  if (!options.learns_table() || options.tensor_factor > 0) return table;
+  return learned_table(table, searched_range_exponent(maxima, scheme.scale), least_share(options), sums);
 }
 
 std::vector<float> final_table(const TensorView& weight, const Scheme& scheme, const BlockMaxima& maxima,
                                std::span<const float> importance, const QuantizeOptions& options) {
-  std::vector<float> table = chosen_table(scheme, options);
-  if (!options.learns_table() || options.tensor_factor > 0) return table;
-  const double worthwhile = options.input == nullptr ? least_blind_gain : 0;
-  return learn_table(weight, scheme, table, maxima, importance, options.scales(), worthwhile);
+  return final_table(scheme, maxima, options, SampleSums({&weight, 1}, scheme.scale, importance, options.scales()));
 }
 
 void store_panel(PackedWeight& packed, int64_t first_row, int64_t rows, int64_t block, const PanelScales& scales,

@@ -8,6 +8,7 @@
 
 #include "quantize/kbit.h"
 #include "quantize/kbit_panel.h"
+#include "quantize/table_learning.h"
 
 namespace w4q::quantize {
 
@@ -32,7 +33,7 @@ int64_t learning_stride(int64_t n, int64_t k) noexcept;
 /// A table learned by weighted Lloyd iterations from `start`: codes and scales for the table, then each entry to the
 /// weighted mean of what it stands for, until nothing is gained; `start` itself where that lessens the error by no more
 /// than the share `worthwhile`. Tensors of many weights are represented by at most
-/// 2^20 of them, rows spread evenly. Sums in fp64 in a fixed order. Largest magnitude 1, gaps as check_codebook wants.
+/// 2^17 of them, rows spread evenly. Sums in fp64 in a fixed order. Largest magnitude 1, gaps as check_codebook wants.
 std::vector<float> learn_table(const TensorView& weight, const formats::Scheme& scheme, std::span<const float> start,
                                const BlockMaxima& maxima, std::span<const float> importance, Scales rule,
                                double worthwhile = 0);
@@ -48,6 +49,9 @@ struct SharedTable {
 SharedTable learn_shared_table(std::span<const TensorView> weights, const formats::Scheme& scheme,
                                const BlockMaxima& maxima, std::span<const float> importance,
                                const QuantizeOptions& options);
+/// The same of weights that only `sums` knows.
+SharedTable learn_shared_table(const formats::Scheme& scheme, const BlockMaxima& maxima, const QuantizeOptions& options,
+                               const SumEntries& sums);
 
 /// Room above the largest block for targets that inputs from quantized layers move away from the weights.
 constexpr float room_for_targets = 1.25f;
@@ -59,6 +63,9 @@ void join_extremes(BlockMaxima& all, float smallest, float largest) noexcept;
 /// table must be clearly better to be taken.
 std::vector<float> final_table(const TensorView& weight, const formats::Scheme& scheme, const BlockMaxima& maxima,
                                std::span<const float> importance, const QuantizeOptions& options);
+/// The same of a weight that only `sums` knows.
+std::vector<float> final_table(const formats::Scheme& scheme, const BlockMaxima& maxima, const QuantizeOptions& options,
+                               const SumEntries& sums);
 
 /// Writes the codes of one block of one panel, and its scales, into the planes; `rows` of the panel exist.
 void store_panel(formats::PackedWeight& packed, int64_t first_row, int64_t rows, int64_t block,

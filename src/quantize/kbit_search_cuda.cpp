@@ -1,38 +1,25 @@
 #include "quantize/kbit_search_cuda.h"
 
+#include <functional>
 #include <vector>
 
 #include "formats/kbit.h"
 #include "quantize/kbit.h"
 #include "quantize/kbit_rows_cuda.h"
 #include "quantize/kbit_search.h"
+#include "quantize/table_sums_cuda.h"
 #include "quantize/weight_cuda.h"
 
 namespace w4q::quantize {
 namespace {
 
-/// The rows that tables are learned from, brought to the CPU.
-std::vector<float> sample_rows(const CudaWork& work, const KbitCudaWeight& weight) {
-  const int64_t stride = learning_stride(weight.n, weight.k);
-  const int64_t rows = (weight.n + stride - 1) / stride;
-  std::vector<float> values(static_cast<size_t>(rows * weight.k));
-  const auto row = static_cast<size_t>(weight.k) * sizeof(float);
-  device::copy_rows(device::Way::from_gpu, {values.data(), row}, {weight.values, row * static_cast<size_t>(stride)},
-                    row, static_cast<size_t>(rows), work.stream, "copying weights from the GPU");
-  work.stream.synchronize();
-  return values;
-}
-
-TensorView view_of(const KbitCudaWeight& weight, const std::vector<float>& sample) {
-  return {weight.name, DType::f32, {static_cast<int64_t>(sample.size()) / weight.k, weight.k}, bytes_of(sample)};
-}
-
-std::vector<float> table_of(const CudaWork& work, const KbitCudaWeight& weight, const formats::Scheme& scheme,
+std::vector<float> table_of(CudaWork& work, const KbitCudaWeight& weight, const formats::Scheme& scheme,
                             const BlockMaxima& maxima, const std::vector<float>& importance,
                             const QuantizeOptions& options) {
   if (!options.learns_table() || options.tensor_factor > 0) return chosen_table(scheme, options);
-  const auto sample = sample_rows(work, weight);
-  return final_table(view_of(weight, sample), scheme, maxima, importance, options);
+  const TableSumsCuda::Weight sampled{weight.values, weight.n, weight.k};
+  const TableSumsCuda sums(work, {&sampled, 1}, scheme, importance, options.scales());
+  return final_table(scheme, maxima, options, std::cref(sums));
 }
 
 }  // namespace
@@ -40,15 +27,15 @@ std::vector<float> table_of(const CudaWork& work, const KbitCudaWeight& weight, 
 SharedTable shared_table_cuda(CudaWork& work, std::span<const KbitCudaWeight> weights, const formats::Scheme& scheme,
                               float room, const QuantizeOptions& options) {
   BlockMaxima maxima;
-  std::vector<std::vector<float>> samples;
-  std::vector<TensorView> views;
+  std::vector<TableSumsCuda::Weight> sampled;
   for (const KbitCudaWeight& weight : weights) {
     const BlockExtremes extremes = block_extremes_cuda(work, weight.values, weight.n, weight.k);
     join_extremes(maxima, extremes.smallest, extremes.largest * room);
-    samples.push_back(sample_rows(work, weight));
-    views.push_back(view_of(weight, samples.back()));
+    sampled.push_back({weight.values, weight.n, weight.k});
   }
-  return learn_shared_table(views, scheme, maxima, channel_importance(options, weights.front().k), options);
+  const auto importance = channel_importance(options, weights.front().k);
+  const TableSumsCuda sums(work, sampled, scheme, importance, options.scales());
+  return learn_shared_table(scheme, maxima, options, std::cref(sums));
 }
 
 QuantizeResult kbit_cuda(CudaWork& work, const KbitCudaWeight& weight, const formats::Scheme& scheme,

@@ -1,5 +1,4 @@
-// Searched scales, learned tables and error feedback for kbit on the GPU: the tables are learned on the CPU, from a
-// sample of rows, everything else happens where the weights are.
+// Searched scales, learned tables and error feedback for kbit on the GPU, all of it where the weights are.
 #pragma once
 
 #include <cstdint>

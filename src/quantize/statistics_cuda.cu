@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(row_threads)
 StatisticsCuda::StatisticsCuda(CudaWork& work, int64_t width, bool with_gram)
     : work_(work),
       width_(width),
-      sums_(work.context, static_cast<size_t>(2 * width) * sizeof(double)),
-      gram_(work.context, with_gram ? static_cast<size_t>(triangle_size(width)) * sizeof(double) : 0) {
+      sums_(work.stream, static_cast<size_t>(2 * width) * sizeof(double)),
+      gram_(work.stream, with_gram ? static_cast<size_t>(triangle_size(width)) * sizeof(double) : 0) {
   sums_.fill(0, work_.stream);
   if (with_gram) gram_.fill(0, work_.stream);
 }

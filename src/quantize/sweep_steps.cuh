@@ -77,11 +77,12 @@ __global__ void __launch_bounds__(256) load_kernel(Planes planes, SweptWeight sw
   swept.residuals[at] = weight[at] - value;
 }
 
-/// Of rows [count, k] of the Gram matrix these columns.
+/// rows [count, k]: these of the Gram matrix [k, k]; among [count, count]: of them these columns.
 static __global__ void __launch_bounds__(256)
-    among_kernel(const float* rows, int64_t k, const int64_t* columns, int64_t count, float* among) {
+    gather_kernel(const float* gram, int64_t k, const int64_t* columns, int64_t count, float* rows, float* among) {
   const int64_t at = sweep_at();
-  if (at < count * count) among[at] = rows[at / count * k + columns[at % count]];
+  if (at < count * k) rows[at] = gram[columns[at / k] * k + at % k];
+  if (at < count * count) among[at] = gram[columns[at / count] * k + columns[at % count]];
 }
 
 /// pulls [n, count], `stride` apart, += ridge · residuals.
@@ -93,44 +94,64 @@ static __global__ void __launch_bounds__(256)
   pulls[row * stride + c] += ridge * swept.residuals[row * swept.k + first + c];
 }
 
-/// targets [rows, count] by positions = values + solved, which is pulls · H⁻¹ as columns stand.
+/// targets [rows, count] by positions = values + pulls · H⁻¹, `inverse` [count, count] as columns stand.
 static __global__ void __launch_bounds__(256)
-    target_kernel(SweptWeight swept, SweepPart part, const float* solved, float* targets) {
+    target_kernel(SweptWeight swept, SweepPart part, const float* inverse, float* targets) {
   const int64_t at = sweep_at();
   if (at >= part.rows * part.count) return;
   const int64_t i = at / part.count, column = part.order[at % part.count];
-  targets[at] = swept.values[part.row(i) * swept.k + part.first + column] + solved[i * part.count + column];
+  const float* const pulls = part.pulls + i * part.stride;
+  float solved = 0;
+  for (int c = 0; c < part.count; ++c) solved += pulls[c] * inverse[int64_t{c} * part.count + column];
+  targets[at] = swept.values[part.row(i) * swept.k + part.first + column] + solved;
 }
 
-/// moved = the values before less those that are proposed.
+/// H among the columns of a unit, whose rows are `ld` apart; `ridge` is to be added.
+struct UnitProducts {
+  const float* data;
+  int64_t ld;
+  float ridge;
+};
+
+/// Column c of moved · H, of a row of `count` that moved.
+__device__ inline float curved_at(const UnitProducts& products, const float* moved, int count, int c) {
+  float sum = 0;
+  for (int other = 0; other < count; ++other) sum += moved[other] * products.data[other * products.ld + c];
+  return sum + products.ridge * moved[c];
+}
+
+/// moved = the values before less those that are proposed, and curved = moved · H, where the error of the row falls by
+/// it, and zeros where not; a warp a row.
 template <class Planes>
-__global__ void __launch_bounds__(256) move_kernel(Planes planes, SweptWeight swept, SweepPart part) {
-  const int64_t at = sweep_at();
-  if (at >= part.rows * part.count) return;
-  const int64_t i = at / part.count;
-  const float before = swept.values[part.row(i) * swept.k + part.first + at % part.count];
-  part.moved[at] = before - planes.value(part.codes[at], part.scales[i]);
-}
-
-/// Rows keep what is proposed where the error falls, a warp a row. `curved` is moved · H.
-static __global__ void __launch_bounds__(sweep_threads) accept_kernel(SweepPart part, const float* curved) {
+__global__ void __launch_bounds__(sweep_threads)
+    accept_kernel(Planes planes, SweptWeight swept, SweepPart part, UnitProducts products, float* curved) {
   const int64_t i = sweep_task();
   if (i >= part.rows) return;
+  float* const moved = part.moved + i * part.count;
+  for (int c = sweep_lane(); c < part.count; c += sweep_lanes) {
+    const float before = swept.values[part.row(i) * swept.k + part.first + c];
+    moved[c] = before - planes.value(part.codes[i * part.count + c], part.scales[i]);
+  }
+  __syncwarp();
   double gain = 0, curvature = 0;
   for (int c = sweep_lane(); c < part.count; c += sweep_lanes) {
-    const double moved = part.moved[i * part.count + c];
-    gain -= 2 * static_cast<double>(part.pulls[i * part.stride + c]) * moved;
-    curvature += static_cast<double>(curved[i * part.count + c]) * moved;
+    const double own = moved[c];
+    const float by_all = curved_at(products, moved, part.count, c);
+    curved[i * part.count + c] = by_all;
+    gain -= 2 * static_cast<double>(part.pulls[i * part.stride + c]) * own;
+    curvature += static_cast<double>(by_all) * own;
   }
   const bool falls = sum_of_lanes(curvature) < certain_share * sum_of_lanes(gain);
-  for (int c = sweep_lane(); !falls && c < part.count; c += sweep_lanes) part.moved[i * part.count + c] = 0;
+  __syncwarp();
+  for (int c = sweep_lane(); !falls && c < part.count; c += sweep_lanes) moved[c] = curved[i * part.count + c] = 0;
   if (sweep_lane() == 0) part.taken[i] = falls ? 1 : 0;
 }
 
-/// Codes one after the other, each the nearest to where the error would be least, a warp a row, a lane a column.
+/// Codes one after the other, each the nearest to where the error would be least, a warp a row, a lane a column; and
+/// curved = moved · H.
 template <class Planes>
 __global__ void __launch_bounds__(sweep_threads)
-    codes_kernel(Planes planes, SweptWeight swept, SweepPart part, const float* gram) {
+    codes_kernel(Planes planes, SweptWeight swept, SweepPart part, const float* gram, float* curved) {
   const int64_t i = sweep_task();
   if (i >= part.rows) return;
   const int lane = sweep_lane();
@@ -159,9 +180,13 @@ __global__ void __launch_bounds__(sweep_threads)
     if (move != 0 && inside) pull -= move * (lane == column ? curvature : coupled[lane]);
   }
   if (lane == 0) part.taken[i] = 0;
-  if (!inside) return;
-  part.moved[own] = before - value;
-  part.codes[own] = code;
+  if (inside) {
+    part.moved[own] = before - value;
+    part.codes[own] = code;
+  }
+  __syncwarp();
+  const UnitProducts products{gram + part.first * swept.k + part.first, swept.k, part.ridge};
+  if (inside) curved[own] = curved_at(products, part.moved + i * part.count, part.count, lane);
 }
 
 /// Column c of row i of a proposal becomes the weight's.
@@ -259,12 +284,6 @@ static __global__ void __launch_bounds__(256)
   if (at < n * part.count) own[at] = pulls[row_at(at / part.count, n, part.row_step) * stride + at % part.count];
 }
 
-/// curved += ridge · moved.
-static __global__ void __launch_bounds__(256) damp_kernel(SweepPart part, float* curved) {
-  const int64_t at = sweep_at();
-  if (at < part.rows * part.count) curved[at] += part.ridge * part.moved[at];
-}
-
 /// Both kinds of sweeps, the order of them as in sweeps.h. `Propose` is what a family makes of targets:
 /// propose(unit, rows, targets [rows, count] by positions, codes [rows, count] as columns stand, scales, scratch).
 /// Where outputs have costs, rows that stand `coupled_rows` apart move at once, if all of them together lessen the error.
@@ -278,7 +297,7 @@ class Sweeps {
     const int64_t wide = n * widest;
     const int64_t values =
         2 * n * k + (outputs.gram ? 8 : 4) * wide + (outputs.gram ? n * n : 0) + widest * k + widest * widest;
-    floats_ = device::DeviceBuffer(work.context, static_cast<size_t>(values) * sizeof(float));
+    floats_ = device::DeviceBuffer(work.stream, static_cast<size_t>(values) * sizeof(float));
     float* next = floats_.as<float>();
     const auto take = [&](int64_t count) { return std::exchange(next, next + count); };
     swept_.values = take(n * k);
@@ -288,10 +307,10 @@ class Sweeps {
     by_parts_ = take(outputs.gram ? n * n : 0);
     rows_ = take(widest * k);
     among_ = take(widest * widest);
-    proposed_ = device::DeviceBuffer(work.context, static_cast<size_t>(wide + n));
-    scales_ = device::DeviceBuffer(work.context, static_cast<size_t>(n) * sizeof(Scale));
-    columns_ = device::DeviceBuffer(work.context, static_cast<size_t>(k) * sizeof(int64_t));
-    weighing_ = device::DeviceBuffer(work.context, sizeof(Weighing));
+    proposed_ = device::DeviceBuffer(work.stream, static_cast<size_t>(wide + n));
+    scales_ = device::DeviceBuffer(work.stream, static_cast<size_t>(n) * sizeof(Scale));
+    columns_ = device::DeviceBuffer(work.stream, static_cast<size_t>(k) * sizeof(int64_t));
+    weighing_ = device::DeviceBuffer(work.stream, sizeof(Weighing));
     weighing_.fill(0, work.stream);
     if (outputs.gram != nullptr)
       by_parts_kernel<<<blocks_of(n * n), 256, 0, stream()>>>(outputs.gram, n, parts(), by_parts_);
@@ -346,15 +365,8 @@ class Sweeps {
   template <bool whole>
   void superblock(std::span<const SweepUnitCuda> units, int64_t columns, int64_t placed) {
     const int64_t n = swept_.n, k = swept_.k;
-    float* to = rows_;
-    for (const auto& unit : units) {
-      device::copy(device::Way::on_gpu, to, blocks_.gram().data() + unit.first * k,
-                   static_cast<size_t>(unit.count * k) * sizeof(float), work_.stream,
-                   "copying rows of the Gram matrix");
-      to += unit.count * k;
-    }
-    among_kernel<<<blocks_of(columns * columns), 256, 0, stream()>>>(rows_, k, columns_.as<int64_t>() + placed, columns,
-                                                                     among_);
+    gather_kernel<<<blocks_of(columns * k), 256, 0, stream()>>>(
+        blocks_.gram().data(), k, columns_.as<int64_t>() + placed, columns, rows_, among_);
     multiply(n, columns, k, {swept_.residuals, k}, {rows_, k, true}, {pulls_, columns});
     int64_t at = 0;
     for (const auto& unit : units) {
@@ -418,39 +430,30 @@ class Sweeps {
     mix_kernel<<<blocks_of(values), 256, 0, stream()>>>(part, by_parts_, n, outputs_.ridge, own_, mixed_);
     decide<whole>(unit, part);
     multiply(part.rows, count, part.rows, {rows + part.first_position, n}, {part.moved, count}, {coupled_, count});
-    curve(unit, part);
     const auto weighers = static_cast<unsigned>(std::min<int64_t>(weighing_blocks, (values + 255) / 256));
     weigh_kernel<<<weighers, 256, 0, stream()>>>(part, by_parts_, n, outputs_.ridge, coupled_, curved_, weighing);
     settle_kernel<<<blocks_of(values), 256, 0, stream()>>>(planes_, swept_, part, curved_, &weighing->falls, own_,
                                                            all_moved_);
   }
 
-  /// Fills codes, moved, taken and, of blocks, scales.
+  /// Fills codes, moved, curved, taken and, of blocks, scales.
   template <bool whole>
   void decide(const SweepUnitCuda& unit, const SweepPart& part) {
-    const int64_t values = part.rows * part.count;
     if constexpr (whole) {
-      multiply(part.rows, part.count, part.count, {part.pulls, part.stride}, {unit.inverse, part.count},
-               {targets_, part.count});
-      target_kernel<<<blocks_of(values), 256, 0, stream()>>>(swept_, part, targets_, curved_);
-      propose_(unit, part.rows, curved_, part.codes, part.scales, part.moved);
-      move_kernel<<<blocks_of(values), 256, 0, stream()>>>(planes_, swept_, part);
-      curve(unit, part);
-      accept_kernel<<<warps_of(part.rows), sweep_threads, 0, stream()>>>(part, curved_);
+      target_kernel<<<blocks_of(part.rows * part.count), 256, 0, stream()>>>(swept_, part, unit.inverse, targets_);
+      propose_(unit, part.rows, targets_, part.codes, part.scales, part.moved);
+      accept_kernel<<<warps_of(part.rows), sweep_threads, 0, stream()>>>(planes_, swept_, part, products_of(unit),
+                                                                         curved_);
     } else {
-      codes_kernel<<<warps_of(part.rows), sweep_threads, 0, stream()>>>(planes_, swept_, part, blocks_.gram().data());
+      codes_kernel<<<warps_of(part.rows), sweep_threads, 0, stream()>>>(planes_, swept_, part, blocks_.gram().data(),
+                                                                        curved_);
     }
   }
 
-  /// curved = moved · H.
-  void curve(const SweepUnitCuda& unit, const SweepPart& part) {
-    const int64_t k = swept_.k, count = part.count;
-    if (unit.products != nullptr) {
-      return multiply(part.rows, count, count, {part.moved, count}, {unit.products, count}, {curved_, count});
-    }
-    multiply(part.rows, count, count, {part.moved, count}, {blocks_.gram().data() + unit.first * k + unit.first, k},
-             {curved_, count});
-    damp_kernel<<<blocks_of(part.rows * count), 256, 0, stream()>>>(part, curved_);
+  /// Of a block, whose ridge stands in them.
+  UnitProducts products_of(const SweepUnitCuda& unit) const {
+    if (unit.products != nullptr) return {unit.products, unit.count, 0};
+    return {blocks_.gram().data() + unit.first * swept_.k + unit.first, swept_.k, blocks_.ridge()};
   }
 
   struct Factor {

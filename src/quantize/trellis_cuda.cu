@@ -156,6 +156,9 @@ class Rings {
     return work_.context.prepare(kernel, {.overlap = true});
   }
 
+  /// How much faster two blocks have a ring than one: measured on an H200.
+  double speed_of_pairs() const noexcept { return scheme_.bits == 2 ? 1.4 : scheme_.bits == 3 ? 1.07 : 1.2; }
+
   /// From now on columns are rounded in the factor's order, block by block: step(). `blocks` of a cluster have a ring.
   void begin(const ErrorFactorCuda& factor, int blocks) {
     blocks_ = blocks;
@@ -200,23 +203,24 @@ class Rings {
 
   void launch() {
     with_bits<2, 3, 4>(scheme_.bits, [&]<int bits>() {
-      if (cuda::search_tiles(scheme_.window) == 1) return launch_as<bits, 1>(cuda::trellis_rings_kernel<bits, 1>);
+      const int threads = cuda::search_block(scheme_.window);
       constexpr int tiles = cuda::most_tiles;
-      if (blocks_ == 1) return launch_as<bits, tiles>(cuda::trellis_rings_kernel<bits, tiles>);
-      if (blocks_ == 2) return launch_as<bits, tiles / 2>(cuda::trellis_clusters_kernel<bits, 2>);
-      launch_as<bits, tiles / 4>(cuda::trellis_clusters_kernel<bits, 4>);
+      if (cuda::search_tiles(scheme_.window) == 1) {
+        return launch_as<bits, 1>(cuda::trellis_rings_kernel<bits, 1>, threads);
+      }
+      if (blocks_ == 1) return launch_as<bits, tiles>(cuda::trellis_rings_kernel<bits, tiles>, threads);
+      launch_as<bits, 1>(cuda::trellis_clusters_kernel<bits, 2>, cuda::cluster_threads(2));
     });
   }
 
   template <int bits, int tiles, class Kernel>
-  void launch_as(Kernel kernel) {
-    const int threads = cuda::search_block(scheme_.window);
+  void launch_as(Kernel kernel, int threads) {
     const size_t shared = cuda::rings_shared_bytes(bits, scheme_.window, tiles);
     const auto* const address = reinterpret_cast<const void*>(kernel);
     work_.context.prepare(address, {.shared_bytes = static_cast<int>(shared)});
     // As many as registers suffice for; with feedback all, so that what goes on beside them finds its place.
-    const int largest = cuda::search_tiles(scheme_.window) == 1 ? cuda::search_threads : threads;
-    const int64_t most = int64_t{work_.context.properties().multiprocessors} * (largest / threads);
+    const int64_t most =
+        int64_t{work_.context.properties().multiprocessors} * (blocks_ == 1 ? cuda::search_threads / threads : 1);
     const int64_t rings = std::min(job_.tasks(), (job_.coupling == nullptr ? 1 : 4) * most);
     const size_t rows = static_cast<size_t>(cuda::kept_rows(bits, scheme_.window)) << (scheme_.window - bits);
     const size_t bytes = static_cast<size_t>(rings) * rows * sizeof(float);
@@ -241,23 +245,15 @@ class Rings {
   size_t block_ = 0;
 };
 
-/// How many blocks of a cluster should have a ring: where a column after the other takes longer than all there is to do
-/// on the whole GPU, `rings` for each multiprocessor, more of them, if all strips still find their place at once.
-int blocks_of(device::Context& gpu, const Rings& own, int64_t columns, double rings) {
-  // Measured beside one block, on an H100.
-  struct Choice {
-    int blocks;
-    double speed;
-  };
-  int blocks = 1;
-  double speed = 1;
-  for (const Choice choice : {Choice{2, 1.6}, Choice{4, 2.4}}) {
-    const bool fits = own.strips() * choice.blocks <= gpu.properties().multiprocessors;
-    if (static_cast<double>(columns) / speed <= rings || !fits || !own.clusters()) break;
-    blocks = choice.blocks;
-    speed = choice.speed;
-  }
-  return blocks;
+/// Whether two blocks of a cluster should have a ring together, which ends sooner and takes more of the GPU: where a
+/// column after the other takes longer than all there is to do, `rings` for each multiprocessor, and all strips still
+/// find their place at once.
+bool pays_in_pairs(device::Context& gpu, const Rings& own, int64_t columns, double rings) {
+  const int multiprocessors = gpu.properties().multiprocessors;
+  if (2 * own.strips() > multiprocessors || !own.clusters()) return false;
+  const double speed = own.speed_of_pairs(), each = static_cast<double>(columns);
+  const double mine = each * static_cast<double>(own.strips()) / multiprocessors;
+  return std::max(each / speed, rings + mine * (2 / speed - 1)) < std::max(each, rings);
 }
 
 /// Calls body(weights on the GPU, first row, rows) for whole strips of a weight in host memory.
@@ -333,7 +329,7 @@ void trellis_feedback_cuda(CudaWork& work, std::span<const TrellisCudaInput> inp
   }
   for (size_t i = 0; i < sides.size(); ++i) {
     const ErrorFactorCuda& factor = *inputs[i].factor;
-    sides[i]->rings->begin(factor, blocks_of(work.context, *sides[i]->rings, factor.width(), rings));
+    sides[i]->rings->begin(factor, pays_in_pairs(work.context, *sides[i]->rings, factor.width(), rings) ? 2 : 1);
   }
   const auto behind = [](const auto& a, const auto& b) { return a->rings->progress() < b->rings->progress(); };
   for (auto next = sides.begin(); (*next)->rings->progress() < 1; next = std::ranges::min_element(sides, behind)) {

@@ -151,20 +151,19 @@ __device__ void round_rings(const TrellisJob& job, SearchShared& shared, float* 
 
 /// search_block() threads.
 template <int bits, int tiles>
-__global__ void __launch_bounds__(tiles == 1 ? search_threads : search_threads / 2, 1)
-    trellis_rings_kernel(const TrellisJob job) {
+__global__ void __launch_bounds__(search_threads, 1) trellis_rings_kernel(const TrellisJob job) {
   extern __shared__ float4 dynamic[];
   __shared__ SearchShared shared;
   round_rings<bits, tiles, 1>(job, shared, reinterpret_cast<float*>(dynamic));
 }
 
-/// The same at the widest window, where a GPU has clusters; as many threads.
+/// The same at the widest window, where a GPU has clusters; cluster_threads().
 template <int bits, int blocks>
-__global__ void W4Q_CLUSTER(blocks) __launch_bounds__(search_threads / 2, 1)
+__global__ void W4Q_CLUSTER(blocks) __launch_bounds__(cluster_threads(blocks), 1)
     trellis_clusters_kernel(const TrellisJob job) {
   extern __shared__ float4 dynamic[];
   __shared__ SearchShared shared;
-  round_rings<bits, most_tiles / blocks, blocks>(job, shared, reinterpret_cast<float*>(dynamic));
+  round_rings<bits, 1, blocks>(job, shared, reinterpret_cast<float*>(dynamic));
 }
 
 }  // namespace w4q::quantize::cuda

@@ -36,7 +36,7 @@ W4Q_HOST_DEVICE constexpr int kept_rows(int bits, int window) noexcept {
 }
 /// Tiles of a thread where the window is the widest, 16 bits, and no others of a cluster share them; otherwise it has
 /// one.
-inline constexpr int most_tiles = 4;
+inline constexpr int most_tiles = 2;
 W4Q_HOST_DEVICE constexpr int search_tiles(int window) noexcept {
   return window == formats::trellis_max_window ? most_tiles : 1;
 }
@@ -50,7 +50,11 @@ W4Q_HOST_DEVICE constexpr int search_block(int window) noexcept {
 W4Q_HOST_DEVICE constexpr bool one_row(int bits, int tiles) noexcept { return bits == 2 && tiles == most_tiles; }
 /// Tiles whose levels are not packed: what registers hold.
 W4Q_HOST_DEVICE constexpr int whole_tiles(int bits, int tiles) noexcept {
-  return tiles < most_tiles ? tiles : one_row(bits, tiles) ? 1 : 3;
+  return tiles < most_tiles ? tiles : one_row(bits, tiles) ? 0 : 1;
+}
+/// Threads of each of the blocks of a cluster that have a ring together, with a tile each.
+W4Q_HOST_DEVICE constexpr int cluster_threads(int blocks) noexcept {
+  return (1 << formats::trellis_max_window) / tile_levels / blocks;
 }
 
 enum class WeightKind : uint8_t { counts, free, zero };
@@ -113,8 +117,7 @@ __device__ inline float least_of(float a, float b, float c) {
 #endif
 }
 
-/// `blocks` of a cluster have tiles · blocks = most_tiles tiles for each of their threads, and of the costs those that
-/// their tiles come from.
+/// `blocks` of a cluster have a tile for each of their threads, and of the costs those that their tiles come from.
 template <int bits, int tiles, int blocks>
 class RingSearch {
  public:
@@ -456,7 +459,7 @@ class RingSearch {
   SearchShared& shared_;
   float *rows_, *kept_;
   const float* last_ = nullptr;
-  TileLevels<true> whole_[whole];
+  TileLevels<true> whole_[whole > 0 ? whole : 1];
   TileLevels<false> packed_[tiles > whole ? tiles - whole : 1];
 };
 

@@ -80,7 +80,7 @@ device::DeviceBuffer upload_weight(CudaWork& work, const TensorView& weight) {
 
 device::DeviceBuffer upload_rows(CudaWork& work, const TensorView& weight, int64_t first, int64_t rows) {
   const int64_t count = rows * weight.shape[1];
-  device::DeviceBuffer result(work.context, static_cast<size_t>(count) * sizeof(float));
+  device::DeviceBuffer result(work.stream, static_cast<size_t>(count) * sizeof(float));
   const device::Stream& stream = work.stream;
   const auto row_size = static_cast<int64_t>(row_bytes(weight, 0).size());
   const std::byte* const stored = work.put(work.errors, weight.bytes.data() + first * row_size, rows * row_size);

@@ -365,6 +365,24 @@ void modelopt_algorithms(const Question& question, Findings& findings) {
   }
 }
 
+/// mlx-lm has no names for compressed-tensors' and ModelOpt's tensors: code of single models turns them into its own.
+void own_names(const Question& question, Findings& findings) {
+  static const std::set<std::string, std::less<>> of_words{"deepseek_v3", "joyai_llm_flash", "kimi_k2",
+                                                           "kimi_k25",    "kimi_k3",         "mistral4"};
+  static const std::set<std::string, std::less<>> of_modelopt{"muse_spark"};
+  const StoredModel& model = question.model;
+  const bool words = model.method() == Method::compressed_tensors;
+  if (!words && model.method() != Method::modelopt) return;
+  const auto& known = words ? of_words : of_modelopt;
+  const std::string type = text(model.config(), "model_type");
+  if (known.contains(type) || known.contains(text(member(model.config(), "text_config"), "model_type"))) return;
+  findings.add(
+      Severity::refused, {}, at(model, "quant_method"),
+      concat("AWQ, or a model of ", join({known.begin(), known.end()})),
+      concat(words ? "compressed-tensors" : "ModelOpt", " of ", type.empty() ? "no model_type" : printable(type)),
+      "w4q quantize --scheme int4-g128-f16-asym --to awq-gemm, or repack --to hf16 and mlx_lm.convert");
+}
+
 void mixed_layers(const Question& question, Findings& findings) {
   const StoredModel& model = question.model;
   if (model.method() != Method::modelopt || text(model.quantization(), "quant_algo") != "MIXED_PRECISION") return;
@@ -486,6 +504,11 @@ std::vector<Rule> config_rules() {
        "an algorithm that the program has; with NVFP4 all keys",
        "vllm modelopt.py QUANT_ALGOS",
        modelopt_algorithms},
+      {"mlx-names",
+       {mlx},
+       "tensors of compressed-tensors and ModelOpt have names that the model's own code turns",
+       "mlx_lm/utils.py load_model, models/*.py sanitize; mlx-lm 0.32.2 run on a CPU",
+       own_names},
       {"modelopt-mixed", {vllm, sglang}, "MIXED_PRECISION names its layers", "vllm modelopt.py:1621", mixed_layers},
       {"humming-keys",
        {vllm, sglang},

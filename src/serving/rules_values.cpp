@@ -43,9 +43,12 @@ void no_order(const Question& question, Findings& findings) {
   for (const auto& [path, linear] : question.model.linears()) {
     if (linear.form != Form::gptq) continue;
     const io::TensorInfo* const order = linear.find("g_idx");
+    const auto groups = order == nullptr ? std::nullopt : question.model.values(order->name);
+    const bool shuffled = groups && !in_order(*groups);
     findings.add(Severity::refused, order == nullptr ? linear.name() : order->name, {},
                  "AWQ's words along outputs, and no g_idx", order == nullptr ? "GPTQ's words along inputs" : "a g_idx",
-                 "w4q repack --to awq-gemm or compressed-tensors holds the same codes");
+                 shuffled ? "w4q quantize reads these weights: --to awq-gemm rounds them again, in order"
+                          : "w4q repack --to awq-gemm holds the same codes");
   }
 }
 

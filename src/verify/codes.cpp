@@ -1,4 +1,6 @@
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "core/buffer.h"
 #include "core/error.h"
@@ -7,6 +9,7 @@
 #include "formats/scheme_registry.h"
 #include "repack/layout_registry.h"
 #include "repack/map_pass.h"
+#include "verify/batches.h"
 #include "verify/rungs.h"
 #include "verify/structure.h"
 #include "verify/survey.h"
@@ -35,6 +38,25 @@ formats::PackedLinear sound_linear(const io::Checkpoint& checkpoint, const check
   return linear;
 }
 
+/// What one linear leaves to be said.
+struct Seen {
+  std::string fault;
+  std::function<void()> report;
+};
+
+Seen look_at_linear(const io::Checkpoint& tensors, const checkpoint::PackedLinearInfo& info, const SoundLinear& visit) {
+  Seen seen;
+  std::shared_ptr<const formats::PackedLinear> linear;
+  try {
+    linear = std::make_shared<const formats::PackedLinear>(sound_linear(tensors, info));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::internal) throw;
+    seen.fault = error.what();
+  }
+  if (linear && visit) seen.report = visit(info, linear);
+  return seen;
+}
+
 }  // namespace
 
 Check check_codes(const checkpoint::Folder& candidate, const SoundLinear& visit) {
@@ -42,17 +64,17 @@ Check check_codes(const checkpoint::Folder& candidate, const SoundLinear& visit)
   Check check{"codes", true, {}, {}};
   const BufferReuse reuse(kept_memory);
   Progress progress("codes", static_cast<int64_t>(candidate.quantization.linears.size()), "tensors");
-  for (const auto& [name, info] : candidate.quantization.linears) {
-    std::shared_ptr<const formats::PackedLinear> linear;
-    try {
-      linear = std::make_shared<const formats::PackedLinear>(sound_linear(candidate.tensors, info));
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::internal) throw;
-      check.faults.emplace_back(error.what());
-    }
-    if (linear && visit) visit(info, linear);
-    progress.advance(1);
-  }
+  std::vector<const checkpoint::PackedLinearInfo*> linears;
+  for (const auto& [name, info] : candidate.quantization.linears) linears.push_back(&info);
+  std::vector<Seen> seen(linears.size());
+  in_batches(
+      linears, [&](size_t i) { seen[i] = look_at_linear(candidate.tensors, *linears[i], visit); },
+      [&](size_t i) {
+        const Seen told = std::move(seen[i]);
+        if (!told.fault.empty()) check.faults.push_back(told.fault);
+        if (told.report) told.report();
+        progress.advance(1);
+      });
   check.passed = check.faults.empty();
   check.detail =
       concat(candidate.quantization.linears.size() - check.faults.size(), " of ", candidate.quantization.linears.size(),
@@ -66,9 +88,13 @@ namespace {
 void check_and_collect(CheckContext& context, Findings& findings) {
   const model::OpenedModel& candidate = context.candidate();
   auto survey = std::make_shared<PackedSurvey>(PackedSurvey{{}, StatisticsCollector(candidate)});
+  const DecodeRows& fast = context.options().decode_rows;
   auto check = check_codes(candidate.folder, [&](const auto& info, const auto& linear) {
-    add_to_decoder_report(info, linear, context.options().decode_rows, survey->decoder);
-    survey->statistics.add(info, linear);
+    return [&survey = *survey, &info, decoded = look_at_decoding(info, linear, fast),
+            measured = survey->statistics.measure(info, linear)]() mutable {
+      add_to_decoder_report(info, std::move(decoded), survey.decoder);
+      survey.statistics.add(std::move(measured));
+    };
   });
   if (check.passed) context.keep(std::move(survey));
   findings.checks.add(std::move(check));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/affine_integers.h"
 #include "checkpoint/low_precision.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -118,6 +119,7 @@ void StoredContents::find_carried() {
   try {
     const auto config = model::read_any_config(folder_.config, folder_.path);
     if (config.architecture == nullptr) return;
+    known_ = true;
     for (const auto& linear : linears_) {
       if (!model::reason_to_carry(config, linear.path + ".weight").empty()) carried_.insert(linear.path);
     }
@@ -160,6 +162,18 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
     linear.scales = scales_beside(name);
     if (shape.size() == 3) linear.experts = shape[0];
     linear.n = shape[shape.size() - 2], linear.k = shape.back();
+  } else if (name.ends_with(".weight") && info.dtype == DType::u32 &&
+             tensors().contains(without(name, ".weight") + ".scales")) {  // MLX
+    linear.path = without(name, ".weight");
+    linear.kind = Kind::integer;
+    if (shape.size() == 3) linear.experts = shape[0];
+    linear.n = shape.size() < 2 ? 0 : shape[shape.size() - 2];
+  } else if (checkpoint::states_int4_awq(quantization_) && name.ends_with(".weight") && info.dtype == DType::u8 &&
+             shape.size() == 2) {
+    linear.path = without(name, ".weight");
+    linear.kind = Kind::integer;
+    linear.scales = scales_beside(name);
+    linear.n = shape[0] * 2, linear.k = shape[1];
   } else if (small_floats_ && name.ends_with(".weight") && shape.size() == 2 && holds_pairs(name, info)) {
     linear.path = without(name, ".weight");
     linear.scales = scales_beside(name);
@@ -233,7 +247,7 @@ std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vect
   const io::Json& quantization = contents.quantization();
   if (quantization.is_object() && quantization.value("quant_method", io::Json()) == "w4q") return std::nullopt;
   ContentsFindings findings;
-  for (const auto rules : {name_rules(), value_rules(), peer_rules()}) {
+  for (const auto rules : {name_rules(), value_rules(), peer_rules(), claim_rules(), size_rules()}) {
     for (const ContentsRule& rule : rules) {
       if (!rule.small_floats || contents.small_floats()) rule.run(contents, findings);
     }

@@ -60,6 +60,8 @@ class StoredContents {
   std::string left_out_by(std::string_view module) const;
   /// Whether a known architecture never reads it, or reads it beside the text model.
   bool is_carried(std::string_view module) const { return carried_.contains(module); }
+  /// Whether the architecture is one that is decoded.
+  bool is_known() const noexcept { return known_; }
 
  private:
   void add(const std::string& name, const io::TensorInfo& info);
@@ -70,7 +72,7 @@ class StoredContents {
 
   const checkpoint::Folder& folder_;
   io::Json quantization_;
-  bool small_floats_ = false;
+  bool small_floats_ = false, known_ = false;
   std::vector<std::string> ignored_;
   std::optional<NameList> left_out_, targets_;
   std::set<std::string, std::less<>> carried_;
@@ -90,10 +92,13 @@ struct ContentsRule {
   void (*run)(const StoredContents&, ContentsFindings&);
 };
 
-/// By names and shapes (contents_names.cpp), by values (contents_values.cpp), and beside others (contents_peers.cpp).
+/// By names and shapes (contents_names.cpp), by values (contents_values.cpp), beside others (contents_peers.cpp), by what
+/// config.json claims (contents_claims.cpp), and by the sizes that it states (contents_sizes.cpp).
 std::span<const ContentsRule> name_rules();
 std::span<const ContentsRule> value_rules();
 std::span<const ContentsRule> peer_rules();
+std::span<const ContentsRule> claim_rules();
+std::span<const ContentsRule> size_rules();
 
 /// Nothing for a folder of w4q's own.
 std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vector<std::string>* notes = nullptr);

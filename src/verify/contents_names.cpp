@@ -228,7 +228,10 @@ void layers_beyond(const StoredContents& contents, ContentsFindings& findings) {
   const int64_t layers = layers_of(contents);
   const std::string config = nlohmann::json(contents.config()).dump();
   const bool further = has_part(config, {"nextn", "mtp", "eagle", "further"});
-  if (layers <= 0 || further) return;
+  // Where these have a name of their own they are not behind the last one.
+  const bool elsewhere = std::ranges::any_of(contents.tensors().tensors(),
+                                             [](const auto& tensor) { return tensor.first.starts_with("mtp."); });
+  if (layers <= 0 || (further && !elsewhere)) return;
   std::set<int64_t> beyond;
   for (const auto& [name, info] : contents.tensors().tensors()) {
     if (has_part(name, {"vis", "audio", "mtp", "image", "encoder", "adapter", "lora"})) continue;

@@ -182,13 +182,15 @@ void sizes_of_plain(const StoredContents& contents, ContentsFindings& findings) 
 struct CodeShares {
   double negative = NAN;  ///< of codes that are not zero
   int largest = 0;        ///< without the sign
+  double saturated = 0;   ///< of FP8: at the end of the range
+  bool nothing = false;   ///< all are zero
 };
 
 CodeShares shares_of(const io::Checkpoint& tensors, const StoredLinear& linear) {
   constexpr size_t looked_at = 1 << 16, together = 64;
   const auto loaded = tensors.load(linear.codes);
   const auto bytes = loaded->bytes;
-  int64_t negative = 0, count = 0;
+  int64_t negative = 0, count = 0, ends = 0;
   CodeShares result;
   const auto add = [&](int magnitude, bool sign) {
     if (magnitude == 0) return;
@@ -201,12 +203,15 @@ CodeShares shares_of(const io::Checkpoint& tensors, const StoredLinear& linear) 
       const int byte = std::to_integer<int>(bytes[i]);
       if (linear.kind == Kind::fp8) {
         add(byte & 0x7f, byte >= 0x80);
+        ends += (byte & 0x7f) == 0x7e;
       } else {
         add(byte & 7, (byte & 8) != 0), add(byte >> 4 & 7, byte >= 0x80);
       }
     }
   }
   constexpr int64_t fewest = 4096;
+  result.nothing = count == 0;
+  if (count >= fewest) result.saturated = static_cast<double>(ends) / static_cast<double>(count);
   if (count >= fewest) result.negative = static_cast<double>(negative) / static_cast<double>(count);
   return result;
 }
@@ -217,6 +222,29 @@ bool scales_are_one(const io::Checkpoint& tensors, const StoredLinear& linear) {
   std::vector<float> values(static_cast<size_t>(element_count(loaded->shape)));
   widen(loaded->bytes, loaded->dtype, values);
   return std::ranges::all_of(values, [](float value) { return value == 1; });
+}
+
+/// Codes that are all at the end of their range, or all zero, in one weight and no other of its role.
+void lone_ends(const std::vector<const StoredLinear*>& linears, const std::vector<CodeShares>& shares,
+               ContentsFindings& findings) {
+  constexpr double many = 0.02, few = 0.002;
+  constexpr size_t fewest_of_role = 3;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    const bool full = linears[i]->kind == Kind::fp8 && shares[i].saturated > many;
+    if (!full && !shares[i].nothing) continue;
+    size_t others = 0, of_role = 0, alike = 0;
+    for (size_t j = 0; j < linears.size(); ++j) {
+      if (j == i || linears[j]->kind != linears[i]->kind) continue;
+      ++others, of_role += role_of(linears[j]->path) == role_of(linears[i]->path);
+      alike += full ? shares[j].saturated > few : shares[j].nothing;
+    }
+    if (others < fewest_peers || of_role < fewest_of_role || alike > 0) continue;
+    findings.fault(linears[i]->path,
+                   full ? concat("has ", fixed(100 * shares[i].saturated, 1),
+                                 " % of its codes at the end of their range, where the others have next to none: ",
+                                 "what is larger was cut off")
+                        : "has codes of zero throughout, as no other weight has");
+  }
 }
 
 /// Codes of floats have a sign in half of all cases, and those of FP8 reach the end of their range.
@@ -232,6 +260,7 @@ void codes_of_floats(const StoredContents& contents, ContentsFindings& findings)
       measured(linears, [&](const StoredLinear* linear) { return shares_of(contents.tensors(), *linear); });
   const auto is_even = [&](const CodeShares& one) { return one.negative > even && one.negative < 1 - even; };
   const auto evens = static_cast<size_t>(std::ranges::count_if(shares, is_even));
+  lone_ends(linears, shares, findings);
   size_t floats8 = 0, low = 0;
   for (size_t i = 0; i < linears.size(); ++i) {
     const bool lopsided = shares[i].negative < none || shares[i].negative > 1 - none;
@@ -303,7 +332,11 @@ void adapters(const StoredContents& contents, ContentsFindings& findings) {
 
 void shards_twice(const StoredContents& contents, ContentsFindings& findings) {
   for (const auto& warning : contents.tensors().warnings()) {
-    if (warning.find(" in another file, ") != std::string::npos) findings.faults.push_back(warning);
+    const bool unlisted = warning.find(" that the index does not list") != std::string::npos;
+    if (warning.find(" in another file, ") != std::string::npos ||
+        (unlisted && !contents.quantization().is_object())) {  // of packed ones the conventions say it
+      findings.faults.push_back(warning);
+    }
   }
 }
 

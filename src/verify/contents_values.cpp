@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "checkpoint/low_precision.h"
@@ -78,10 +79,11 @@ class Blocks {
 
   /// Mean square of the codes of a block, of a tall one as 16 rows of it tell. Codes of 8 bits that are zero are weights
   /// that were taken out, as many in a row as somebody liked; they say nothing of its scale.
-  double energy(int64_t block) const {
+  double energy(int64_t block, bool whole = false) const {
     const int64_t row = block / across_ * block_rows_, col = block % across_ * block_cols_;
     const int64_t rows = std::min(block_rows_, linear_.n * std::max<int64_t>(1, linear_.experts) - row);
-    const int64_t cols = std::min(block_cols_, linear_.k - col), stride = std::max<int64_t>(1, rows / 16);
+    const int64_t cols = std::min(block_cols_, linear_.k - col);
+    const int64_t stride = whole ? 1 : std::max<int64_t>(1, rows / 16);
     const auto* const bytes = reinterpret_cast<const uint8_t*>(codes_->bytes.data());
     const int64_t codes_in_byte = linear_.kind == Kind::fp8 ? 1 : 2;
     const auto& squares = linear_.kind == Kind::fp8 ? squares_of_e4m3() : squares_of_pairs();
@@ -154,18 +156,28 @@ double factor_of(const StoredContents& contents, const StoredLinear& linear) {
   return linear.factor.ends_with("_global_scale") ? 1 / value : value;
 }
 
+/// Of blocks in rows and columns, of FP8: what is left of logarithms of scales, and of sizes of weights, when means of rows
+/// and columns are taken out.
+struct Grid {
+  double scales = 0, weights = 0;
+  bool is_known() const noexcept { return scales > 0; }
+  double ratio() const noexcept { return weights / scales; }
+};
+
 /// What the values of one linear say.
 struct Measured {
   const StoredLinear* linear = nullptr;
   double size = NAN;      ///< root of the mean square of its weights, as far as they are sampled
   double inverted = NAN;  ///< the same if its scales divided
   int64_t zero = 0, bad = 0;
-  bool even = false;    ///< NVFP4 whose scales are all one number
+  bool even = false;    ///< NVFP4 or MXFP4 whose scales are all one number
+  bool ones = false;    ///< … which is 1
   int64_t loud = -1;    ///< a block of FP8 that is far larger than those around it
   int64_t lost = 0;     ///< sampled blocks whose codes are all zero under a scale as the others have
   bool random = false;  ///< codes whose exponents are all as frequent
   Slope slope, turned;
   int64_t points = 0;
+  Grid grid;
   double spread = 0;  ///< standard deviation of the logarithms of its scales
 };
 
@@ -227,6 +239,39 @@ int64_t loud_block(const Blocks& blocks) {
   return rest(found, scale) > far && rest(found, size) > far ? found : -1;
 }
 
+/// The root of the mean square of what is left of [rows, across] values.
+double left_of(std::vector<double> values, int64_t across) {
+  const auto width = static_cast<size_t>(across), height = values.size() / width;
+  for (size_t row = 0; row < height; ++row) {
+    double mean = 0;
+    for (size_t col = 0; col < width; ++col) mean += values[row * width + col] / static_cast<double>(width);
+    for (size_t col = 0; col < width; ++col) values[row * width + col] -= mean;
+  }
+  double squares = 0;
+  for (size_t col = 0; col < width; ++col) {
+    double mean = 0;
+    for (size_t row = 0; row < height; ++row) mean += values[row * width + col] / static_cast<double>(height);
+    for (size_t row = 0; row < height; ++row) squares += std::pow(values[row * width + col] - mean, 2);
+  }
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
+/// Sums of squares over 16384 weights are those of a row of blocks times those of a column, but for 1 %; largest
+/// magnitudes, which make scales, are so but for 10 %, and codes make up for it.
+Grid grid_of(const Blocks& blocks) {
+  constexpr int64_t most_blocks = 256, fewest_free = 3;
+  const auto count = std::ssize(blocks.scales());
+  const int64_t across = blocks.across(), down = across > 0 ? count / across : 0;
+  if (count > most_blocks || across < 2 || down < 2 || (across - 1) * (down - 1) < fewest_free) return {};
+  std::vector<double> scales, weights;
+  for (int64_t block = 0; block < count; ++block) {
+    const double scale = blocks.scales()[static_cast<size_t>(block)], energy = blocks.energy(block, true);
+    if (!(scale > 0) || !std::isfinite(scale) || !(energy > 0)) return {};
+    scales.push_back(std::log(scale)), weights.push_back(std::log(scale) + std::log(energy) / 2);
+  }
+  return {left_of(std::move(scales), across), left_of(std::move(weights), across)};
+}
+
 /// Largest magnitudes of 16 weights differ by more than a step of E4M3, but where all weights have one or two sizes.
 bool has_even_scales(const Blocks& blocks, const io::Checkpoint& tensors, const StoredLinear& linear) {
   constexpr size_t fewest_scales = 256, looked_at = 4096;
@@ -255,8 +300,10 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   std::vector<double> deviations, own, turned;
   double energy = 0, divided = 0;
   const int64_t wanted = linear.kind == Kind::fp8 ? sampled_fp8_blocks : sampled_blocks;
-  const int64_t stride = std::max<int64_t>(1, count / wanted);
+  int64_t stride = std::max<int64_t>(1, count / wanted);
+  while (std::gcd(stride, blocks.across()) != 1) ++stride;  // blocks of all places
   int64_t points = 0;
+  std::vector<size_t> places;
   std::vector<double> of_codes, of_zeros;
   for (int64_t block = 0; block < count; block += stride) {
     const double scale = scales[static_cast<size_t>(block)], mean = blocks.energy(block);
@@ -264,14 +311,16 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
     if (!std::isfinite(scale) || !(scale > nothing) || !(mean > 0)) continue;
     energy += mean * scale * scale, divided += mean / (scale * scale), ++points;
     deviations.push_back(std::log(mean) / 2), own.push_back(-std::log(scale));
+    places.push_back(static_cast<size_t>(block % blocks.across()));
     const int64_t other = block % blocks.across() * blocks.across() + block / blocks.across();
     const double across = blocks.square() ? scales[static_cast<size_t>(other)] : 0;
     turned.push_back(across > 0 ? -std::log(across) : 0);
   }
   result.lost = lost_blocks(of_codes, of_zeros);
   result.random = blocks.random();
-  if (linear.kind == Kind::fp8) result.loud = loud_block(blocks);
-  result.even = linear.kind == Kind::nvfp4 && has_even_scales(blocks, contents.tensors(), linear);
+  if (linear.kind == Kind::fp8) result.loud = loud_block(blocks), result.grid = grid_of(blocks);
+  result.even = linear.kind != Kind::fp8 && has_even_scales(blocks, contents.tensors(), linear);
+  result.ones = result.even && scales.front() == 1;
   if (points == 0) return result;
   result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
   result.inverted = linear.factor.empty() ? std::sqrt(divided / static_cast<double>(points))
@@ -279,6 +328,11 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   result.points = points;
   result.spread = spread_of(own);
   result.slope = slope(deviations, own);
+  // A matrix of low rank has the same codes in all blocks of a place: they count as one.
+  if (linear.kind != Kind::fp8) {
+    const auto across = static_cast<size_t>(blocks.across());
+    result.slope.error = std::max(result.slope.error, error_by_place(deviations, own, places, result.slope, across));
+  }
   if (blocks.square()) result.turned = slope(deviations, turned);
   return result;
 }
@@ -349,6 +403,35 @@ std::string slope_fault(const Measured& one, bool powers_of_two) {
       ", where sound ones do by 1");
 }
 
+/// One whose blocks do not go together, where those of all others do.
+std::string grid_fault(const Measured& one, const std::vector<Measured>& all) {
+  constexpr double least_left = 0.02, least_ratio = 0.8, times_others = 2;
+  constexpr int64_t fewest = 6;
+  if (!one.grid.is_known() || one.grid.weights < least_left || one.grid.ratio() < least_ratio) return {};
+  int64_t others = 0;
+  for (const Measured& other : all) {
+    if (&other == &one || !other.grid.is_known() || other.grid.weights < least_left / 2) continue;
+    if (times_others * other.grid.ratio() > one.grid.ratio()) return {};
+  }
+  for (const Measured& other : all) others += &other != &one && other.grid.is_known() && other.grid.ratio() < 0.5;
+  if (others < fewest) return {};
+  return concat("has the scales of other blocks: sizes of its blocks differ by ", fixed(100 * one.grid.weights, 0),
+                " % from what their rows and columns have in common, its scales alone by ",
+                fixed(100 * one.grid.scales, 0), " %; in the other weights codes make up for it");
+}
+
+/// Powers of two may be all the same where weights are all of one size, then in all of a model, and none is 1.
+bool is_lone_even(const Measured& one, const std::vector<Measured>& all) {
+  constexpr int64_t fewest = 6;
+  if (one.linear->kind != Kind::mxfp4) return true;
+  int64_t others = 0, even = 0;
+  for (const Measured& other : all) {
+    if (other.linear->kind != Kind::mxfp4 || other.points < fewest_blocks) continue;
+    ++others, even += other.even;
+  }
+  return others > fewest && (even == 1 || one.ones);
+}
+
 void values(const StoredContents& contents, ContentsFindings& findings) {
   const auto measured = measure_all(contents);
   const double median = median_size(measured);
@@ -362,7 +445,8 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
       findings.fault(linear.path, concat("has codes of zero in ", one.lost,
                                          " of the blocks that were looked at, under scales as those of others"));
     }
-    if (one.even) findings.fault(linear.scales, "is one number throughout, which no codes of so many sizes have");
+    if (one.even && is_lone_even(one, measured))
+      findings.fault(linear.scales, "is one number throughout, which no codes of so many sizes have");
     if (one.loud >= 0) {
       findings.fault(linear.scales,
                      concat("scale ", one.loud, ", counted along rows, makes a block more than 6 times as ",
@@ -376,8 +460,12 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
     }
     const std::string size = size_fault(one, median);
     if (!size.empty()) findings.fault(linear.path, size);
-    const std::string slope = slope_fault(one, linear.kind == Kind::mxfp4);
-    if (law && !slope.empty()) findings.fault(linear.path, slope);
+    const std::string slope = slope_fault(one, linear.kind == Kind::mxfp4), grid = grid_fault(one, measured);
+    if (law && !slope.empty()) {
+      findings.fault(linear.path, slope);
+    } else if (!grid.empty() && one.loud < 0) {
+      findings.fault(linear.path, grid);
+    }
   }
 }
 
@@ -437,7 +525,28 @@ void cache_scales(const StoredContents& contents, ContentsFindings& findings) {
   }
 }
 
-/// The first codes of every expert. Layers that are repeated as a whole are no fault: models are made longer so.
+/// Gate and up of one module that are the same, or q and k: whoever wrote one wrote it twice.
+void fused_twice(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr size_t fewest = 256, values = 16;
+  for (const auto& linear : contents.linears()) {
+    for (const auto& names : fused) {
+      if (!linear.path.ends_with(concat(".", names[0])) || linear.codes.empty()) continue;
+      const std::string path = linear.path.substr(0, linear.path.size() - names[0].size());
+      for (const auto name : {names[1], names[2]}) {
+        const auto* other = name.empty() ? nullptr : contents.find(concat(path, name));
+        if (other == nullptr || other->codes.empty()) continue;
+        const auto a = contents.tensors().load(linear.codes), b = contents.tensors().load(other->codes);
+        const auto first = a->bytes.first(std::min<size_t>(a->bytes.size(), 4096));
+        if (a->bytes.size() < fewest || std::set<std::byte>(first.begin(), first.end()).size() < values) continue;
+        if (std::ranges::equal(a->bytes, b->bytes))
+          findings.fault(other->path, concat("holds the codes of ", linear.path));
+      }
+    }
+  }
+}
+
+/// The first codes of every expert. Layers that are repeated as a whole are no fault: models are made longer so; nor are
+/// mixtures of 16 bit in which half of the experts and more are one and the same.
 void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
   constexpr size_t looked_at = 4096, fewest = 256;
   struct Place {
@@ -461,6 +570,7 @@ void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
   }
   for (const auto& [mixtures, pairs] : twins) {
     if (mixtures.first != mixtures.second && std::ssize(pairs) == held[mixtures.second]) continue;
+    if (!contents.small_floats() && 2 * std::ssize(pairs) >= held[mixtures.second]) continue;
     for (const auto& [path, first] : pairs) findings.fault(path, concat("holds the codes of ", first));
   }
 }
@@ -469,7 +579,8 @@ constexpr ContentsRule rules[] = {
     {"scales belong to their codes", true, values},
     {"what servers fuse shares its factor", true, shared_factors},
     {"scales of the cache are positive", false, cache_scales},
-    {"no expert stands twice", true, experts_twice},
+    {"no expert stands twice", false, experts_twice},
+    {"what servers fuse does not stand twice", false, fused_twice},
 };
 
 }  // namespace

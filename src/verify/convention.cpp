@@ -10,6 +10,7 @@
 #include "checkpoint/dialect/checkpoint.h"
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/dialect/gptq_planar.h"
+#include "checkpoint/dialect/stacks.h"
 #include "checkpoint/low_precision.h"
 #include "core/convert.h"
 #include "core/error.h"
@@ -20,7 +21,9 @@
 #include "io/checkpoint.h"
 #include "io/json.h"
 #include "model/config.h"
+#include "model/layer_plan.h"
 #include "model/model.h"
+#include "verify/batches.h"
 #include "verify/convention_claims.h"
 #include "verify/convention_values.h"
 #include "verify/rungs.h"
@@ -94,6 +97,7 @@ class Detective {
       if (parameter.linear && parameter.shape.size() == 2) look_at(parameter);
       progress.advance(1);
     }
+    look_at_sound();
     judge_plain_experts(notes);
     look_at_profiles();
     if (names_ == nullptr && faults_.empty()) look_by_reader();
@@ -183,6 +187,12 @@ class Detective {
     for (const auto trace : traces) {
       if (checkpoint_.contains(concat(linear, trace))) found.push_back(concat(linear, trace));
     }
+    for (const auto& [part, whole] : row_.stacks) {
+      const auto place = checkpoint::stacked_part(row_, concat(linear, part));
+      if (!place || !checkpoint_.contains(place->whole)) continue;
+      const Shape& shape = checkpoint_.at(place->whole).shape;
+      if (!shape.empty() && place->index < shape[0]) found.push_back(place->whole);
+    }
     const bool plain = checkpoint_.contains(parameter.name);
     const std::string left_out = claims_.left_out_by(linear);
     if (found.empty()) {
@@ -191,8 +201,8 @@ class Detective {
         return;  // of a stack that is kept as one
       }
       if (!plain) return fault(parameter.name, "is missing, packed or not");
-      // Routers are no linears to many programs, which then need no word for them.
-      if (in_block && parameter.left != "router" && !model::is_embedding(linear) && left_out.empty() &&
+      // Routers, towers and layers for further tokens are left alone by programs without a word.
+      if (in_block && parameter.left.empty() && !model::is_embedding(linear) && left_out.empty() &&
           claims_.can_leave_out() && is_weight_dtype(checkpoint_.at(parameter.name).dtype)) {
         if (is_expert(linear) && row_.name.starts_with("bitsandbytes")) {
           plain_experts_.push_back(parameter.name);
@@ -265,7 +275,9 @@ class Detective {
     }
     if (!sound || !scales_are_finite(linear) || !look_at_index(linear, scheme, k)) return;
     info.passes.front().scheme = scheme;
-    look_at_values(info);
+    if (stands_in_planes(info)) return;
+    info.dialect = &row_;
+    sound_.push_back(std::move(info));
   }
 
   /// False, and a fault, where a tensor is missing or has another type or shape.
@@ -339,29 +351,59 @@ class Detective {
     return !evidence.empty();
   }
 
-  void look_at_values(checkpoint::PackedLinearInfo& info) {
-    if (stands_in_planes(info)) return;
-    info.dialect = &row_;
+  /// What the codes of one linear say.
+  struct Values {
+    std::vector<std::string> faults;
+    std::vector<double> energy;  ///< of columns; empty: not asked for
+  };
+
+  /// Of those whose tensors have the right types and shapes.
+  void look_at_sound() {
+    std::vector<const checkpoint::PackedLinearInfo*> linears;
+    for (const auto& info : sound_) linears.push_back(&info);
+    std::vector<Values> found(linears.size());
+    in_batches(
+        linears,
+        [&](size_t i) {
+          try {
+            found[i] = values_of(*linears[i]);
+          } catch (const Error& error) {
+            if (error.code() == ErrorCode::internal) throw;
+            found[i].faults.push_back(one_line(error));
+          }
+        },
+        [&](size_t i) {
+          for (auto& what : found[i].faults) faults_.push_back(std::move(what));
+          if (!found[i].energy.empty()) {
+            const int bits = linears[i]->passes.front().scheme.bits;
+            energies_.emplace(linears[i]->name, std::pair(std::move(found[i].energy), bits));
+          }
+        });
+  }
+
+  Values values_of(const checkpoint::PackedLinearInfo& info) const {
+    Values values;
+    const auto say = [&](const std::string& tensor, const std::string& what) {
+      values.faults.push_back(concat(printable(tensor), ": ", what));
+    };
     auto loaded = checkpoint::load_stored(checkpoint_, info);
     const PackedWeight& canonical = loaded.passes.front();
-    const std::string tensor = concat(info.name, names_->codes);
     const WeightSample sample(canonical);
-    auto faults = base_ != nullptr && base_->contains(info.name + ".weight")
-                      ? base_faults(canonical, sample, names_->habits, base_->load(info.name + ".weight").view())
-                      : value_faults(canonical, sample, names_->habits);
-    for (auto& what : faults) {
+    const auto faults = base_ != nullptr && base_->contains(info.name + ".weight")
+                            ? base_faults(canonical, sample, names_->habits, base_->load(info.name + ".weight").view())
+                            : value_faults(canonical, sample, names_->habits);
+    for (const auto& what : faults) {
       const bool zeros = what.starts_with("zero points") && has(info.name, names_->zeros);
       const bool scales = what.starts_with("its scales");
-      fault(concat(info.name, zeros ? names_->zeros : scales ? names_->scales : names_->codes), what);
+      say(concat(info.name, zeros ? names_->zeros : scales ? names_->scales : names_->codes), what);
     }
     if (faults.empty() && calls_symmetric(info.name, canonical)) {
-      fault(concat(info.name, names_->zeros),
-            "holds zero points other than the symmetric one, but the config calls it symmetric: who believes it leaves "
-            "them out");
+      say(concat(info.name, names_->zeros),
+          "holds zero points other than the symmetric one, but the config calls it symmetric: who believes it leaves "
+          "them out");
     }
-    if (faults.empty() && base_ == nullptr && !names_->habits.along_outputs) {
-      energies_.emplace(info.name, std::pair(sample.column_energy(), canonical.scheme.bits));
-    }
+    if (faults.empty() && base_ == nullptr && !names_->habits.along_outputs) values.energy = sample.column_energy();
+    return values;
   }
 
   /// Whether the config says that there are no zero points, and there are.
@@ -376,19 +418,28 @@ class Detective {
 
   /// Inputs of weights that read the same activations: q, k and v; gate and up.
   void look_at_profiles() {
-    for (const auto& [name, entry] : energies_) {
-      const auto& [energy, bits] = entry;
-      const auto place = model::find_linear(model_, name);
-      if (!place) continue;
+    if (model_.architecture == nullptr) return;
+    for (int64_t layer = 0; layer < model_.layers; ++layer) {
+      for (const auto& group : model::input_groups(model_, layer)) {
+        if (group.linears.size() > 1) look_at_readers(group.names());
+      }
+    }
+  }
+
+  void look_at_readers(const std::vector<std::string>& names) {
+    for (const auto& name : names) {
+      const auto own = energies_.find(name);
+      if (own == energies_.end()) continue;
+      const auto& [energy, bits] = own->second;
       std::vector<double> siblings(energy.size(), 0.0);
       int count = 0;
-      for (const auto& [other, theirs] : energies_) {
-        const auto& group = place->group.linears;
-        const bool beside = std::ranges::find(group, other, &model::PlannedLinear::name) != group.end();
-        if (other == name || !beside || theirs.first.size() != energy.size()) continue;
+      for (const auto& other : names) {
+        const auto found = energies_.find(other);
+        if (other == name || found == energies_.end() || found->second.first.size() != energy.size()) continue;
+        const auto& theirs = found->second.first;
         double total = 0;
-        for (const double value : theirs.first) total += value;
-        for (size_t col = 0; col < siblings.size(); ++col) siblings[col] += theirs.first[col] / std::max(total, 1e-300);
+        for (const double value : theirs) total += value;
+        for (size_t col = 0; col < siblings.size(); ++col) siblings[col] += theirs[col] / std::max(total, 1e-300);
         ++count;
       }
       if (count == 0) continue;
@@ -420,6 +471,7 @@ class Detective {
   static constexpr const char* in_16_bit = "is in 16 bit, but the config lists it as quantized";
   int64_t packed_ = 0, packed_experts_ = 0;
   std::vector<std::string> plain_experts_;
+  std::vector<checkpoint::PackedLinearInfo> sound_;  // whose values are to be looked at
   std::map<std::string, std::pair<std::vector<double>, int>> energies_;
   std::vector<std::string> faults_;
 };

@@ -48,6 +48,7 @@ Claims::Claims(const checkpoint::DialectSource& source) : readers_(std::make_uni
     readers.skipped_key = readers.method == "awq" ? "modules_to_not_convert" : "llm_int8_skip_modules";
     readers.skipped = texts(source.config, readers.skipped_key);
     readers.words.group = checkpoint::config_group(source, {"group_size", "q_group_size"});
+    readers.words.asymmetric = checkpoint::config_flag(source, {"zero_point"}, true);
     can_leave_out_ = readers.method == "awq" || readers.method == "bitsandbytes";
   }
 }

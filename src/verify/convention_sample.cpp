@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "formats/integer.h"
 
@@ -37,6 +38,23 @@ Slope slope(std::span<const double> x, std::span<const double> y) {
   return {value, std::sqrt(rest / variance / static_cast<double>(x.size() - 2))};
 }
 
+double error_by_place(std::span<const double> x, std::span<const double> y, std::span<const size_t> place,
+                      const Slope& found, size_t places) {
+  const auto count = static_cast<double>(x.size());
+  const double mean_x = std::accumulate(x.begin(), x.end(), 0.0) / count,
+               mean_y = std::accumulate(y.begin(), y.end(), 0.0) / count;
+  std::vector<double> score(places);
+  double squares = 0, sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double dx = x[i] - mean_x;
+    squares += dx * dx;
+    score[place[i]] += dx * (y[i] - mean_y - found.value * dx);
+  }
+  for (const double each : score) sum += each * each;
+  const auto groups = static_cast<double>(places);
+  return squares > 0 && places > 1 ? std::sqrt(sum * groups / (groups - 1)) / squares : 0;
+}
+
 WeightSample::WeightSample(const formats::PackedWeight& canonical)
     : weight_(canonical),
       groups_(formats::integer_groups(canonical.scheme, canonical.k)),
@@ -50,30 +68,32 @@ WeightSample::WeightSample(const formats::PackedWeight& canonical)
   for (int64_t r = 0; r < canonical.n; ++r) {
     formats::integer_read_scales(canonical, r, std::span(scales_).subspan(static_cast<size_t>(r) * groups, groups));
   }
-  std::vector<double> count(groups), sum(groups), squares(groups);
+  for (size_t col = 0; col < width; ++col) groups_of_.push_back(static_cast<int32_t>(stored_group(col)));
+  std::vector<int64_t> count(groups), sum(groups), squares(groups);
+  for (const int32_t group : groups_of_) ++count[static_cast<size_t>(group)];
   for (size_t i = 0; i < rows_.size(); ++i) {
     const auto codes = std::span(codes_).subspan(i * width, width);
     formats::integer_read_codes(canonical, rows_[i], codes);
     formats::integer_read_zeros(canonical, rows_[i], std::span(zeros_).subspan(i * groups, groups));
-    for (auto* series : {&count, &sum, &squares}) std::ranges::fill(*series, 0.0);
+    for (auto* series : {&sum, &squares}) std::ranges::fill(*series, 0);
     for (size_t col = 0; col < width; ++col) {
-      const auto group = static_cast<size_t>(group_of(static_cast<int64_t>(col)));
-      const double code = codes[col];
-      count[group] += 1, sum[group] += code, squares[group] += code * code;
+      const auto group = static_cast<size_t>(groups_of_[col]);
+      const int code = codes[col];
+      sum[group] += code, squares[group] += code * code;
     }
     for (size_t group = 0; group < groups; ++group) {
-      const double inputs = std::max(1.0, count[group]), mean = sum[group] / inputs;
+      const auto inputs = static_cast<double>(std::max<int64_t>(1, count[group]));
+      const double mean = static_cast<double>(sum[group]) / inputs;
       means_[i * groups + group] = mean;
-      deviations_[i * groups + group] = std::sqrt(std::max(0.0, squares[group] / inputs - mean * mean));
+      deviations_[i * groups + group] =
+          std::sqrt(std::max(0.0, static_cast<double>(squares[group]) / inputs - mean * mean));
     }
   }
 }
 
-int64_t WeightSample::group_of(int64_t col) const noexcept {
-  if (weight_.scheme.act_order) {
-    return weight_.plane(formats::PlaneRole::group_index).bytes.as<int32_t>()[static_cast<size_t>(col)];
-  }
-  return col / formats::integer_group_size(weight_.scheme, weight_.k);
+int64_t WeightSample::stored_group(size_t col) const {
+  if (weight_.scheme.act_order) return weight_.plane(formats::PlaneRole::group_index).bytes.as<int32_t>()[col];
+  return static_cast<int64_t>(col) / formats::integer_group_size(weight_.scheme, weight_.k);
 }
 
 bool WeightSample::can_read(const Reading& reading) const noexcept {
@@ -127,13 +147,16 @@ Slope WeightSample::scale_match(const Reading& reading) const {
 }
 
 void WeightSample::decode(int64_t i, const Reading& reading, std::span<float> out) const {
-  const int64_t from = source_row(i, reading);
-  for (int64_t col = 0; col < weight_.k; ++col) {
-    const int64_t group = group_of(col);
-    const int64_t place =
-        reading.cols == plain_order ? col : col - col % 8 + reading.cols[static_cast<size_t>(col % 8)];
-    out[static_cast<size_t>(col)] =
-        static_cast<float>(code(from, place) - zero(i, group) - reading.zero) * scale(i, group, reading);
+  const auto width = static_cast<size_t>(weight_.k);
+  const uint8_t* const codes = codes_.data() + static_cast<size_t>(source_row(i, reading)) * width;
+  std::vector<std::pair<int, float>> offsets;  // and scales, by group
+  for (int64_t group = 0; group < groups_; ++group)
+    offsets.emplace_back(zero(i, group) + reading.zero, scale(i, group, reading));
+  const bool plain = reading.cols == plain_order;
+  for (size_t col = 0; col < width; ++col) {
+    const auto& [offset, scale] = offsets[static_cast<size_t>(groups_of_[col])];
+    const size_t place = plain ? col : col - col % 8 + reading.cols[col % 8];
+    out[col] = static_cast<float>(codes[place] - offset) * scale;
   }
 }
 

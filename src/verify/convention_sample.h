@@ -33,6 +33,11 @@ struct Slope {
 /// Covariance of two series of one length over the variance of the first; zeros where that has none.
 Slope slope(std::span<const double> x, std::span<const double> y);
 
+/// The standard error of `found` where what is left of values in one place, `places` of them, goes together. 0 where that
+/// is not known.
+double error_by_place(std::span<const double> x, std::span<const double> y, std::span<const size_t> place,
+                      const Slope& found, size_t places);
+
 /// How far decoded weights lie to one side of nothing, in steps.
 struct Lean {
   double value = 0;
@@ -67,9 +72,10 @@ class WeightSample {
   uint8_t code(int64_t i, int64_t col) const noexcept { return codes_[static_cast<size_t>(i * weight_.k + col)]; }
   float scale(int64_t i, int64_t group, const Reading& reading) const noexcept;
   int zero(int64_t i, int64_t group) const noexcept { return zeros_[static_cast<size_t>(i * groups_ + group)]; }
-  int64_t group_of(int64_t col) const noexcept;
+  int64_t group_of(int64_t col) const noexcept { return groups_of_[static_cast<size_t>(col)]; }
 
  private:
+  int64_t stored_group(size_t col) const;
   int64_t source_row(int64_t i, const Reading& reading) const noexcept {
     return i - i % 8 + reading.rows[static_cast<size_t>(i % 8)];
   }
@@ -78,6 +84,7 @@ class WeightSample {
   const formats::PackedWeight& weight_;
   int64_t groups_;
   std::vector<int64_t> rows_;
+  std::vector<int32_t> groups_of_;          // [k]
   std::vector<uint8_t> codes_;              // [rows][k]
   std::vector<float> scales_;               // [n][groups], all rows
   std::vector<uint8_t> zeros_;              // [rows][groups]

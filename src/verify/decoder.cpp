@@ -81,17 +81,21 @@ void run(CheckContext& context, Findings& findings) {
 
 }  // namespace
 
-void add_to_decoder_report(const checkpoint::PackedLinearInfo& info,
-                           const std::shared_ptr<const formats::PackedLinear>& packed, const DecodeRows& fast,
-                           DecoderReport& report) {
+DecodedLinear look_at_decoding(const checkpoint::PackedLinearInfo& info,
+                               const std::shared_ptr<const formats::PackedLinear>& packed, const DecodeRows& fast) {
   const kernels::LinearWeight weight{info.name, info.n, info.k, packed, {}};
   const auto starts = block_starts(info.n, info.k);
-  auto fault = check_linear(*packed, weight, starts, fast);
-  if (!fault.empty()) report.faults.push_back(std::move(fault));
+  DecodedLinear decoded{check_linear(*packed, weight, starts, fast)};
+  for (const int64_t begin : starts) decoded.rows += std::min(block_rows, info.n - begin);
+  return decoded;
+}
+
+void add_to_decoder_report(const checkpoint::PackedLinearInfo& info, DecodedLinear decoded, DecoderReport& report) {
+  if (!decoded.fault.empty()) report.faults.push_back(std::move(decoded.fault));
   auto& coverage = report.schemes[scheme_text(info)];
   ++coverage.linears;
   coverage.all_rows += info.n;
-  for (const int64_t begin : starts) coverage.rows += std::min(block_rows, info.n - begin);
+  coverage.rows += decoded.rows;
 }
 
 DecoderReport check_decoder(const checkpoint::Folder& candidate, const DecodeRows& fast) {
@@ -100,7 +104,7 @@ DecoderReport check_decoder(const checkpoint::Folder& candidate, const DecodeRow
   for (const auto& [name, info] : candidate.quantization.linears) {
     const auto packed =
         std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(candidate.tensors, info));
-    add_to_decoder_report(info, packed, fast, report);
+    add_to_decoder_report(info, look_at_decoding(info, packed, fast), report);
     progress.advance(1);
   }
   return report;

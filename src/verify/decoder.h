@@ -27,10 +27,14 @@ struct DecoderReport {
   std::vector<std::string> faults;          ///< the first difference of a linear: tensor, row, column, both values
 };
 
-/// Adds one linear of the candidate's, in the canonical layout.
-void add_to_decoder_report(const checkpoint::PackedLinearInfo& info,
-                           const std::shared_ptr<const formats::PackedLinear>& packed, const DecodeRows& fast,
-                           DecoderReport& report);
+/// What one linear of the candidate's, in the canonical layout, says.
+struct DecodedLinear {
+  std::string fault;
+  int64_t rows = 0;  ///< that were decoded both ways
+};
+DecodedLinear look_at_decoding(const checkpoint::PackedLinearInfo& info,
+                               const std::shared_ptr<const formats::PackedLinear>& packed, const DecodeRows& fast);
+void add_to_decoder_report(const checkpoint::PackedLinearInfo& info, DecodedLinear decoded, DecoderReport& report);
 
 /// Decodes rows of every packed linear by formats::decode_linear_row and by `fast`: all of them up to 2^18 weights, of
 /// a larger one blocks of 16 rows spread evenly, 2^16 weights together. Every bit must be the same but for the sign of

@@ -13,6 +13,7 @@
 #include "verify/rungs.h"
 #include "verify/statistics_exchanged.h"
 #include "verify/statistics_norms.h"
+#include "verify/statistics_unlearnt.h"
 #include "verify/survey.h"
 
 namespace w4q::verify {
@@ -20,9 +21,14 @@ namespace w4q::verify {
 /// Planes and norms that hold the bytes of another's.
 class Twins {
  public:
-  void add(const std::string& subject, const std::string& what, std::span<const std::byte> bytes) {
-    if (!says_something(bytes)) return;
-    const auto [first, is_new] = seen_.try_emplace(concat(what, io::digest_of(bytes).text()), subject);
+  /// Empty: nothing that could not be the same by chance.
+  static std::string digest_of(std::span<const std::byte> bytes) {
+    return says_something(bytes) ? io::digest_of(bytes).text() : std::string();
+  }
+
+  void add(const std::string& subject, const std::string& what, const std::string& digest) {
+    if (digest.empty()) return;
+    const auto [first, is_new] = seen_.try_emplace(concat(what, digest), subject);
     if (!is_new) found_.push_back({first->second, subject, what});
   }
 
@@ -85,46 +91,75 @@ class Twins {
 
 namespace {
 
-/// What is beside what only an architecture says.
-void relate(const model::OpenedModel& candidate, const std::map<std::string, Energies, std::less<>>& energies,
-            StatisticsReport& report) {
-  report.energy = check_energies(candidate.config, energies);
+void relate(const model::OpenedModel& candidate, const LayerGroups& groups,
+            const std::map<std::string, Energies, std::less<>>& energies, StatisticsReport& report) {
+  report.energy = check_energies(groups, row_orders(candidate), energies);
   report.faults.insert(report.faults.end(), report.energy.faults.begin(), report.energy.faults.end());
   report.warnings.insert(report.warnings.end(), report.energy.warnings.begin(), report.energy.warnings.end());
-  auto profiles = check_profiles(candidate.config, energies, norm_sizes(candidate));
+  auto profiles = check_profiles(groups, energies, norm_sizes(candidate, groups));
   report.places = std::move(profiles.places);
   for (const auto& [name, what] : profiles.faults) report.faults.push_back(concat(printable(name), ": ", what));
   for (const auto& [name, what] : profiles.warnings) report.warnings.push_back(concat(printable(name), ": ", what));
+}
+
+/// Of linears that are stored, or decoded as they are loaded, as matrices.
+void add_plain(const model::OpenedModel& model, const std::map<std::string, EnergySample, std::less<>>& samples,
+               std::map<std::string, Energies, std::less<>>& energies) {
+  const io::Checkpoint& tensors = model.folder.tensors;
+  for (const auto& parameter : model::parameters(model)) {
+    const auto sample = samples.find(model::module_path(parameter.name));
+    if (sample == samples.end() || !parameter.linear || !tensors.contains(parameter.name)) continue;
+    const io::TensorInfo& info = tensors.at(parameter.name);
+    if (info.shape.size() != 2 || info.shape != parameter.shape || energies.contains(sample->first)) continue;
+    energies.emplace(sample->first,
+                     energies_of(info.shape[0], info.shape[1], tensors.rows(parameter.name), sample->second));
+  }
 }
 
 }  // namespace
 
 struct StatisticsCollector::State {
   const model::OpenedModel& candidate;
-  bool dense = false;
+  LayerGroups groups = {};
+  std::map<std::string, EnergySample, std::less<>> samples = {};
   StatisticsReport report = {};
   std::map<std::string, Energies, std::less<>> energies = {};
   Twins twins = {};
 };
 
 StatisticsCollector::StatisticsCollector(const model::OpenedModel& candidate)
-    : state_(new State{candidate, model::has_dense_layers(candidate.config)}) {}
+    : state_(new State{candidate, related_groups(candidate)}) {
+  state_->samples = energy_samples(state_->groups);
+}
 StatisticsCollector::~StatisticsCollector() = default;
 StatisticsCollector::StatisticsCollector(StatisticsCollector&&) noexcept = default;
 
-void StatisticsCollector::add(const checkpoint::PackedLinearInfo& info,
-                              std::shared_ptr<const formats::PackedLinear> packed) {
+MeasuredLinear StatisticsCollector::measure(const checkpoint::PackedLinearInfo& info,
+                                            std::shared_ptr<const formats::PackedLinear> packed) const {
   const std::string& name = info.name;
+  MeasuredLinear measured;
+  measured.name = name;
   for (size_t pass = 0; pass < packed->passes.size(); ++pass) {
     for (const auto role : {formats::PlaneRole::codes, formats::PlaneRole::scales}) {
-      state_->twins.add(name, concat(to_string(role), pass == 0 ? "" : concat(" of pass ", pass)),
-                        packed->passes[pass].plane(role).bytes.bytes());
+      measured.planes.push_back({concat(to_string(role), pass == 0 ? "" : concat(" of pass ", pass)),
+                                 Twins::digest_of(packed->passes[pass].plane(role).bytes.bytes())});
     }
-    // A further pass holds what the one before left: it is compared with its like.
-    state_->report.passes.push_back({name, concat(formats::to_string(packed->passes[pass].scheme), " ", pass),
-                                     name.substr(name.rfind('.') + 1), figures_of(packed->passes[pass])});
+    // A further pass holds what the one before left: it is compared with its like. Orders of groups are no scheme.
+    formats::Scheme scheme = packed->passes[pass].scheme;
+    scheme.act_order = false;
+    measured.passes.push_back({name, concat(formats::to_string(scheme), " ", pass), name.substr(name.rfind('.') + 1),
+                               figures_of(packed->passes[pass])});
   }
-  if (state_->dense) state_->energies.emplace(name, energies_of({name, info.n, info.k, std::move(packed), {}}));
+  if (const auto sample = state_->samples.find(name); sample != state_->samples.end()) {
+    measured.energies = energies_of({name, info.n, info.k, std::move(packed), {}}, sample->second);
+  }
+  return measured;
+}
+
+void StatisticsCollector::add(MeasuredLinear measured) {
+  for (const auto& [what, digest] : measured.planes) state_->twins.add(measured.name, what, digest);
+  for (auto& pass : measured.passes) state_->report.passes.push_back(std::move(pass));
+  if (measured.energies) state_->energies.emplace(measured.name, std::move(*measured.energies));
 }
 
 StatisticsReport StatisticsCollector::report() {
@@ -137,7 +172,10 @@ StatisticsReport StatisticsCollector::report() {
     // Whose the scales are says more than that they are not those of its codes.
     if (!exchanged.contains(fault.substr(0, fault.find(": ")))) report.faults.push_back(std::move(fault));
   }
-  if (state_->dense) relate(candidate, state_->energies, report);
+  add_plain(candidate, state_->samples, state_->energies);
+  relate(candidate, state_->groups, state_->energies, report);
+  for (auto& fault : unlearnt_faults(candidate, state_->groups, report.energy, state_->energies))
+    report.faults.push_back(std::move(fault));
   for (auto& fault : norm_faults(candidate)) report.faults.push_back(std::move(fault));
   return report;
 }
@@ -147,8 +185,8 @@ StatisticsReport check_statistics(const model::OpenedModel& candidate) {
   const auto& linears = candidate.folder.quantization.linears;
   Progress progress("statistics", static_cast<int64_t>(linears.size()), "tensors");
   for (const auto& [name, info] : linears) {
-    collector.add(info, std::make_shared<const formats::PackedLinear>(
-                            checkpoint::load_canonical(candidate.folder.tensors, info)));
+    collector.add(collector.measure(info, std::make_shared<const formats::PackedLinear>(
+                                              checkpoint::load_canonical(candidate.folder.tensors, info))));
     progress.advance(1);
   }
   return collector.report();
@@ -209,27 +247,9 @@ std::vector<Verdict> verdicts_of(const StatisticsReport& report) {
   return verdicts;
 }
 
-/// What the linears of a model say about each other that are stored, or decoded as they are loaded, as matrices.
-std::vector<std::string> relations_of_plain(const model::OpenedModel& model) {
-  if (model.config.architecture == nullptr || !model::has_dense_layers(model.config)) return {};
-  std::map<std::string, Energies, std::less<>> energies;
-  const io::Checkpoint& tensors = model.folder.tensors;
-  for (const auto& parameter : model::parameters(model)) {
-    if (!parameter.linear || parameter.shape.size() != 2 || !tensors.contains(parameter.name)) continue;
-    const io::TensorInfo& info = tensors.at(parameter.name);
-    if (info.shape != parameter.shape || model::layer_numbers(parameter.name).layer < 0) continue;
-    energies.emplace(std::string(model::module_path(parameter.name)),
-                     energies_of(info.shape[0], info.shape[1], tensors.rows(parameter.name)));
-  }
-  StatisticsReport report;
-  relate(model, energies, report);
-  return report.faults;
-}
-
 /// Where nothing is packed there are no codes to relate: said only where something is wrong.
 void check_plain(CheckContext& context, Findings& findings) {
-  auto faults = norm_faults(context.candidate());
-  for (auto& fault : relations_of_plain(context.candidate())) faults.push_back(std::move(fault));
+  auto faults = StatisticsCollector(context.candidate()).report().faults;
   if (faults.empty()) return;
   const auto count = faults.size();
   findings.checks.add(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,19 @@ struct StatisticsReport {
   std::vector<std::string> warnings;  ///< unlike what models have, which proves nothing
 };
 
-/// What packed linears say, one after the other, so that whoever has them already need not load them again.
+/// What one packed linear says by itself.
+struct MeasuredLinear {
+  struct Plane {
+    std::string what;
+    std::string digest;  ///< empty: nothing that could not be the same by chance
+  };
+  std::string name;
+  std::vector<Plane> planes;
+  std::vector<BlockSubject> passes;
+  std::optional<Energies> energies;
+};
+
+/// What packed linears say, so that whoever has them already need not load them again.
 class StatisticsCollector {
  public:
   /// `candidate` must outlive this.
@@ -31,8 +44,10 @@ class StatisticsCollector {
   ~StatisticsCollector();
   StatisticsCollector(StatisticsCollector&&) noexcept;
 
-  /// Of the candidate's, in the canonical layout and validated.
-  void add(const checkpoint::PackedLinearInfo& info, std::shared_ptr<const formats::PackedLinear> packed);
+  /// Of one of the candidate's, in the canonical layout and validated. On any thread.
+  MeasuredLinear measure(const checkpoint::PackedLinearInfo& info,
+                         std::shared_ptr<const formats::PackedLinear> packed) const;
+  void add(MeasuredLinear measured);
   /// Of all that were added, and what is kept. Once.
   StatisticsReport report();
 

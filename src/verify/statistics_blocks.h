@@ -92,6 +92,9 @@ class BlockSample {
 
  private:
   void read_codes();
+  /// Whether a block with one outlier is told from the others, whose usual log deviation this is: not where nearly all
+  /// weights were taken out.
+  bool outliers_show(double usual) const;
   /// Log deviations of a row's levels by group, of any row; NaN: all are the same.
   std::vector<double> deviations_of(int64_t row) const;
   void measure();

@@ -5,9 +5,11 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "core/parallel.h"
 #include "core/text.h"
+#include "model/parameters.h"
 #include "verify/statistics_orders.h"
 
 namespace w4q::verify {
@@ -15,8 +17,10 @@ namespace {
 
 using AllEnergies = std::map<std::string, Energies, std::less<>>;
 
-constexpr int64_t all_up_to = int64_t{1} << 22, sampled_weights = int64_t{1} << 21;
 constexpr int64_t block_rows = 16;
+/// Of an expert, and of all experts together.
+constexpr EnergySample of_expert{.all_up_to = int64_t{1} << 19, .taken = int64_t{1} << 19};
+constexpr int64_t of_all_experts = int64_t{1} << 31;
 
 /// Beyond chance: orders, linears and layers make thousands of pairs.
 constexpr double surely = 7;
@@ -27,10 +31,10 @@ constexpr double times_better = 3;
 /// A relation that no other layer lacks, in standard errors: here below the one, everywhere else above the other.
 constexpr double absent = 3, present = 8;
 
-std::vector<int64_t> taken_rows(int64_t n, int64_t k) {
+std::vector<int64_t> taken_rows(int64_t n, int64_t k, const EnergySample& sample) {
   const int64_t blocks = (n + block_rows - 1) / block_rows;
   const int64_t taken =
-      n * k <= all_up_to ? blocks : std::clamp<int64_t>(sampled_weights / (block_rows * k), 1, blocks);
+      n * k <= sample.all_up_to ? blocks : std::clamp<int64_t>(sample.taken / (block_rows * k), 1, blocks);
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < taken; ++i) {
     const int64_t first = i * blocks / taken * block_rows;
@@ -51,14 +55,18 @@ struct Pair {
   std::vector<double> a, b;
   bool whole = true;  ///< no channel was left out: they can be read in other orders
   std::string axis_a, axis_b;
+  int64_t expert = -1;
+  const model::InputGroup* group = nullptr;  ///< of channels: what reads them
 };
 
 class EnergyCheck {
  public:
-  EnergyCheck(const model::ModelConfig& config, const AllEnergies& energies) : config_(config), energies_(energies) {}
+  EnergyCheck(const LayerGroups& groups, const RowOrders& orders, const AllEnergies& energies)
+      : groups_(groups), orders_(orders), energies_(energies) {}
 
   EnergyReport run() {
-    for (int64_t layer = 0; layer < config_.layers; ++layer) look_at_layer(layer);
+    for (size_t layer = 0; layer < groups_.size(); ++layer) look_at_layer(static_cast<int64_t>(layer));
+    measure_kinds();
     for (const Pair& pair : pairs_) look_at(pair);
     report_hits();
     look_for_absent();
@@ -76,22 +84,24 @@ class EnergyCheck {
 
   void add(int64_t layer, const std::string& a, const std::string& axis_a, const std::string& b,
            const std::string& axis_b, Relation::Kind by, std::vector<double> x, std::vector<double> y, bool whole) {
-    Pair pair{{layer, concat(short_name(a), " ", axis_a, ", ", short_name(b), " ", axis_b), a, b, by, {}},
+    const std::string kind = concat(short_name(a), " ", axis_a, ", ", short_name(b), " ", axis_b);
+    Pair pair{{layer, concat(expert_ >= 0 ? "expert " : "", kind), a, b, by, {}},
               std::move(x),
               std::move(y),
               whole,
               axis_a,
-              axis_b};
+              axis_b,
+              expert_};
     pair.relation.found = agreement(pair.a, pair.b);
     pairs_.push_back(std::move(pair));
   }
 
   /// Columns of `consumer` by the rows of its producer that were decoded.
   static std::vector<double> read_channels(const model::InputGroup& group, const Energies& producer,
-                                           const Energies& consumer) {
+                                           std::span<const double> columns) {
     std::vector<double> sums(static_cast<size_t>(producer.n));
-    for (int64_t col = 0; col < consumer.k; ++col) {
-      sums[static_cast<size_t>(group.producer_channel(col))] += std::exp(consumer.cols[static_cast<size_t>(col)]);
+    for (size_t col = 0; col < columns.size(); ++col) {
+      sums[static_cast<size_t>(group.producer_channel(static_cast<int64_t>(col)))] += std::exp(columns[col]);
     }
     std::vector<double> result;
     for (const int64_t row : producer.rows_taken) result.push_back(std::log(sums[static_cast<size_t>(row)]));
@@ -99,15 +109,135 @@ class EnergyCheck {
   }
 
   void look_at_layer(int64_t layer) {
-    const auto groups = model::input_groups(config_, layer);
+    const auto& groups = groups_[static_cast<size_t>(layer)];
     for (const auto& group : groups) {
+      expert_ = group.expert.value_or(-1);
+      for (const auto& linear : group.linears) layer_of_.emplace(linear.name, layer);
+      add_rotary(layer, group);
       for (size_t i = 0; i < group.linears.size(); ++i) {
         for (size_t j = i + 1; j < group.linears.size(); ++j) add_inputs(layer, group.linears[i], group.linears[j]);
       }
+      add_stack(layer, groups, group);
       if (group.producer.empty()) continue;
       for (const auto& linear : group.linears)
         add_channels(layer, group, group.producer, linear.name, Relation::Kind::channels);
       add_gate(layer, groups, group);
+    }
+  }
+
+  // ---- gates and ups in one matrix ----
+
+  /// Energies of the rows of ups that were decoded, and of the columns of `down` that read them.
+  static std::pair<std::vector<double>, std::vector<double>> ups_and_columns(const Energies& gate_up,
+                                                                             const Energies& down, bool in_turn) {
+    std::pair<std::vector<double>, std::vector<double>> series;
+    for (size_t i = 0; i < gate_up.rows.size(); ++i) {
+      const int64_t row = gate_up.rows_taken[i], half = gate_up.n / 2;
+      if (in_turn ? row % 2 == 0 : row < half) continue;
+      series.first.push_back(gate_up.rows[i]);
+      series.second.push_back(down.cols[static_cast<size_t>(in_turn ? row / 2 : row - half)]);
+    }
+    return series;
+  }
+
+  void add_stack(int64_t layer, const std::vector<model::InputGroup>& groups, const model::InputGroup& group) {
+    if (group.linears.front().role != model::Role::gate_up) return;
+    const auto reads = [&](const model::InputGroup& other) {
+      return other.expert == group.expert && other.linears.front().role == model::Role::down && other.producer.empty();
+    };
+    const auto reader = std::ranges::find_if(groups, reads);
+    if (reader == groups.end()) return;
+    const std::string &from = group.name(), &to = reader->name();
+    const Energies *a = find(from), *b = find(to);
+    if (a == nullptr || b == nullptr || a->n != 2 * b->k) return;
+    auto [rows, cols] = ups_and_columns(*a, *b, orders_.in_turn);
+    add(layer, from, "rows", to, "columns", Relation::Kind::stack, std::move(rows), std::move(cols), false);
+  }
+
+  template <class Consider>
+  void look_at_stack(const Pair& pair, const Consider& consider) {
+    const bool other = !orders_.in_turn;
+    const auto [rows, cols] = ups_and_columns(*find(pair.relation.a), *find(pair.relation.b), other);
+    consider(agreement(rows, cols),
+             other ? "with gates and ups in turn" : "with gates and ups one half after the other", pair.relation.a);
+    for (const Pair& at : pairs_) {
+      if (&at == &pair || at.relation.by != Relation::Kind::stack || !could_be_exchanged(pair, at)) continue;
+      if (at.a.size() != pair.a.size()) continue;
+      consider(agreement(at.a, pair.b), concat("with those of ", at.relation.a, " in their place"), pair.relation.a);
+      consider(agreement(pair.a, at.b), concat("with those of ", at.relation.b, " in their place"), pair.relation.b);
+    }
+  }
+
+  // ---- queries and keys ----
+
+  /// Which rows of a head turn together: half a head apart, neighbours, or a quarter apart, where halves were taken for
+  /// neighbours and sorted once more.
+  enum class Turns { halves, neighbours, quarters };
+
+  /// Sums over the two rows of each pair that turns together and, of queries, over the heads that share a key's.
+  std::vector<double> turning_pairs(std::span<const double> rows, size_t key_heads, Turns turns) const {
+    const auto width = static_cast<size_t>(orders_.head_dim), half = width / 2;
+    const size_t shared = rows.size() / width / key_heads;
+    const auto pair_of = [&](size_t row) {
+      if (turns == Turns::quarters) return row / half * (half / 2) + row % half % (half / 2);
+      return turns == Turns::neighbours ? row / 2 : row % half;
+    };
+    std::vector<double> sums(key_heads * half);
+    for (size_t i = 0; i < rows.size(); ++i) sums[i / width / shared * half + pair_of(i % width)] += std::exp(rows[i]);
+    for (double& sum : sums) sum = std::log(sum);
+    return sums;
+  }
+
+  Turns turns() const noexcept { return orders_.neighbours ? Turns::neighbours : Turns::halves; }
+
+  /// What a pair of queries is multiplied with is the same pair of keys, whatever the angle: training leaves the two
+  /// equally large.
+  void add_rotary(int64_t layer, const model::InputGroup& group) {
+    const auto of = [&](model::Role role) -> const model::PlannedLinear* {
+      const auto found = std::ranges::find(group.linears, role, &model::PlannedLinear::role);
+      return found == group.linears.end() ? nullptr : &*found;
+    };
+    const auto *query = of(model::Role::query), *key = of(model::Role::key);
+    if (query == nullptr || key == nullptr || orders_.head_dim < 4 || orders_.head_dim % 4 != 0) return;
+    const Energies *a = find(query->name), *b = find(key->name);
+    const bool whole = a != nullptr && b != nullptr && std::ssize(a->rows) == a->n && std::ssize(b->rows) == b->n;
+    if (!whole || b->n % orders_.head_dim != 0 || a->n % b->n != 0) return;
+    const auto heads = static_cast<size_t>(b->n / orders_.head_dim);
+    add(layer, query->name, "rows", key->name, "rows", Relation::Kind::rotary, turning_pairs(a->rows, heads, turns()),
+        turning_pairs(b->rows, heads, turns()), false);
+  }
+
+  /// Sizes of rows change slowly within a head, so that neighbours agree, too, whatever turns together: another pairing is
+  /// asked for within a model whose other layers have this one, or where hardly any layer has it.
+  bool may_turn_otherwise(const Pair& pair) const {
+    const double usual = medians_.find(pair.relation.kind)->second;
+    const bool inside = pair.relation.layer > 0 && pair.relation.layer + 1 < std::ssize(groups_);
+    return usual < least_agreement / 2 || (inside && usual > 0.5);
+  }
+
+  template <class Consider>
+  void look_at_turns(const Pair& pair, const Consider& consider) {
+    const Energies &a = *find(pair.relation.a), &b = *find(pair.relation.b);
+    const auto heads = static_cast<size_t>(b.n / orders_.head_dim);
+    constexpr std::pair<Turns, std::string_view> readings[] = {
+        {Turns::halves, "as heads whose halves turn together"},
+        {Turns::neighbours, "as heads whose neighbouring rows turn together"},
+        {Turns::quarters, "as heads whose halves were taken for neighbours, and sorted once more"}};
+    for (const auto& [other, what] : readings) {
+      if (other == turns() || !may_turn_otherwise(pair)) continue;
+      consider(agreement(turning_pairs(a.rows, heads, other), turning_pairs(b.rows, heads, other)), std::string(what),
+               {});
+    }
+    const auto turned = [&](const Energies& energies, const std::string& linear, bool first) {
+      if (energies.n != energies.k || energies.cols.size() != energies.rows.size()) return;
+      auto pairs = turning_pairs(energies.cols, heads, turns());
+      consider(first ? agreement(pairs, pair.b) : agreement(pair.a, pairs), "transposed", linear);
+    };
+    turned(a, pair.relation.a, true), turned(b, pair.relation.b, false);
+    for (const Pair& at : pairs_) {
+      if (&at == &pair || at.relation.by != Relation::Kind::rotary || at.a.size() != pair.a.size()) continue;
+      consider(agreement(at.a, pair.b), concat("with those of ", at.relation.a, " in their place"), pair.relation.a);
+      consider(agreement(pair.a, at.b), concat("with those of ", at.relation.b, " in their place"), pair.relation.b);
     }
   }
 
@@ -122,7 +252,8 @@ class EnergyCheck {
     const Energies *a = find(producer), *b = find(consumer);
     if (a == nullptr || b == nullptr || b->k != group.width) return;
     const bool whole = a->rows.size() == static_cast<size_t>(a->n);
-    add(layer, producer, "rows", consumer, "columns", by, a->rows, read_channels(group, *a, *b), whole);
+    add(layer, producer, "rows", consumer, "columns", by, a->rows, read_channels(group, *a, b->cols), whole);
+    pairs_.back().group = &group;
   }
 
   /// The gate is multiplied with what the producer writes, channel by channel.
@@ -150,6 +281,19 @@ class EnergyCheck {
     std::string suspect;  ///< the linear that it is about; empty: either
   };
 
+  /// Whether what two experts have in common is there in most of a model: else other readings say nothing, and would be
+  /// looked for in thousands of them.
+  void measure_kinds() {
+    std::map<std::string, std::vector<double>> values;
+    for (const Pair& pair : pairs_) values[pair.relation.kind].push_back(std::abs(pair.relation.found.value));
+    for (auto& [kind, found] : values) {
+      const auto middle = found.begin() + static_cast<std::ptrdiff_t>(found.size() / 2);
+      std::ranges::nth_element(found, middle);
+      medians_[kind] = *middle;
+      if (*middle > least_agreement) related_kinds_.insert(kind);
+    }
+  }
+
   static bool is_weak(const Agreement& found) { return std::abs(found.value) < least_agreement / 2; }
 
   static bool is_better(const Agreement& other, const Agreement& found, bool sign) {
@@ -160,7 +304,11 @@ class EnergyCheck {
 
   void look_at(const Pair& pair) {
     const Agreement& found = pair.relation.found;
-    if (!is_weak(found)) return;
+    // Of stacks another order is asked for in all: whoever writes one so writes all so.
+    const bool related =
+        pair.expert < 0 || pair.relation.by == Relation::Kind::stack || related_kinds_.contains(pair.relation.kind);
+    const bool weak = pair.relation.by == Relation::Kind::rotary ? found.value < least_agreement : is_weak(found);
+    if (!weak || !related) return;
     std::optional<Hit> best;
     const auto consider = [&](const Agreement& other, const std::string& reading, const std::string& suspect) {
       if (!is_better(other, found, pair.relation.by != Relation::Kind::inputs)) return;
@@ -172,13 +320,21 @@ class EnergyCheck {
       consider(agreement(reordered(pair.a, order), pair.b), std::string(order.name), {});
     }
     if (pair.relation.by == Relation::Kind::channels) look_elsewhere(pair, consider);
+    if (pair.relation.by == Relation::Kind::rotary) look_at_turns(pair, consider);
+    if (pair.relation.by == Relation::Kind::stack) look_at_stack(pair, consider);
     if (best) hits_.push_back(std::move(*best));
+  }
+
+  /// Of experts those of the same mixture or of the same number: there are thousands.
+  static bool could_be_exchanged(const Pair& pair, const Pair& other) {
+    return pair.expert < 0 || other.expert < 0 || pair.expert == other.expert ||
+           pair.relation.layer == other.relation.layer;
   }
 
   template <class Consider>
   void look_elsewhere(const Pair& pair, const Consider& consider) {
     for (const Pair& other : pairs_) {
-      if (&other == &pair || other.relation.by != pair.relation.by) continue;
+      if (&other == &pair || other.relation.by != pair.relation.by || !could_be_exchanged(pair, other)) continue;
       if (other.a.size() == pair.a.size() && other.axis_a == pair.axis_a && other.relation.a != pair.relation.a) {
         consider(agreement(other.a, pair.b), concat("with those of ", other.relation.a, " in their place"),
                  pair.relation.a);
@@ -191,8 +347,9 @@ class EnergyCheck {
     }
     for (const auto& [name, energies] : energies_) {
       if (energies.rows.size() != pair.a.size() || pair.axis_a != "rows" || name == pair.relation.a) continue;
-      const auto place = model::find_linear(config_, name);
-      if (!place || place->layer != pair.relation.layer) continue;
+      const auto layer = layer_of_.find(name);
+      if (layer == layer_of_.end() || layer->second != pair.relation.layer) continue;
+      if (pair.expert >= 0 && model::layer_numbers(name).expert != pair.expert) continue;
       // What one writes and another reads may be scaled so that a third agrees better: then in all layers.
       const auto reading = [&](const Pair& at) {
         const Energies* const same = find(of_layer(name, at.relation.a));
@@ -213,10 +370,14 @@ class EnergyCheck {
   template <class Consider>
   void look_transposed(const Pair& pair, const Consider& consider) {
     const auto first = [&](const Pair& at) { return agreement(find(at.relation.a)->cols, at.b); };
-    const auto second = [&](const Pair& at) { return agreement(at.a, find(at.relation.b)->rows); };
+    const auto second = [&](const Pair& at) {
+      const Energies& reader = *find(at.relation.b);
+      if (at.group == nullptr || reader.n != reader.k || std::ssize(reader.rows) != reader.n) return Agreement{};
+      return agreement(at.a, read_channels(*at.group, *find(at.relation.a), reader.rows));
+    };
     const Energies &a = *find(pair.relation.a), &b = *find(pair.relation.b);
     if (a.n == a.k && pair.whole && !others_read(pair, first)) consider(first(pair), "transposed", pair.relation.a);
-    if (b.n == b.k && b.rows.size() == pair.b.size() && !others_read(pair, second)) {
+    if (b.n == b.k && !others_read(pair, second)) {
       consider(second(pair), "transposed", pair.relation.b);
     }
   }
@@ -285,8 +446,13 @@ class EnergyCheck {
     }
   }
 
-  const model::ModelConfig& config_;
+  const LayerGroups& groups_;
+  const RowOrders& orders_;
   const AllEnergies& energies_;
+  int64_t expert_ = -1;  // of the group that is looked at
+  std::map<std::string, int64_t, std::less<>> layer_of_;
+  std::set<std::string> related_kinds_;
+  std::map<std::string, double> medians_;  // of agreements, by kind
   std::vector<Pair> pairs_;
   std::vector<Hit> hits_;
   std::vector<std::string> named_;
@@ -314,8 +480,9 @@ double add_squares(const float* row, std::span<float> columns) {
 }
 
 /// `decode(first, count, values)`: rows [count, k] from `first` on.
-Energies energies_by(int64_t n, int64_t k, const std::function<void(int64_t, int64_t, float*)>& decode) {
-  Energies result{.n = n, .k = k, .rows_taken = taken_rows(n, k), .rows = {}, .cols = {}};
+Energies energies_by(int64_t n, int64_t k, const EnergySample& sample,
+                     const std::function<void(int64_t, int64_t, float*)>& decode) {
+  Energies result{.n = n, .k = k, .rows_taken = taken_rows(n, k, sample), .rows = {}, .cols = {}};
   const auto taken = static_cast<int64_t>(result.rows_taken.size());
   const auto width = static_cast<size_t>(k);
   const int64_t blocks = (taken + block_rows - 1) / block_rows;
@@ -378,20 +545,50 @@ Agreement agreement(std::span<const double> a, std::span<const double> b) {
   return {norm > 0 ? product / norm : 0, count};
 }
 
-Energies energies_of(const kernels::LinearWeight& weight) {
-  return energies_by(weight.n, weight.k, [&](int64_t begin, int64_t count, float* values) {
+Energies energies_of(const kernels::LinearWeight& weight, const EnergySample& sample) {
+  return energies_by(weight.n, weight.k, sample, [&](int64_t begin, int64_t count, float* values) {
     kernels::decode_rows(weight, begin, begin + count, {values, count, weight.k});
   });
 }
 
-Energies energies_of(int64_t n, int64_t k, const io::RowReader& read) {
-  return energies_by(n, k, [&](int64_t begin, int64_t count, float* values) {
+Energies energies_of(int64_t n, int64_t k, const io::RowReader& read, const EnergySample& sample) {
+  return energies_by(n, k, sample, [&](int64_t begin, int64_t count, float* values) {
     for (int64_t row = 0; row < count; ++row) read(begin + row, {values + row * k, static_cast<size_t>(k)});
   });
 }
 
-EnergyReport check_energies(const model::ModelConfig& config, const AllEnergies& energies) {
-  return EnergyCheck(config, energies).run();
+std::map<std::string, EnergySample, std::less<>> energy_samples(const LayerGroups& groups) {
+  int64_t of_experts = 0;
+  for (const auto& layer : groups) {
+    for (const auto& group : layer) {
+      for (const auto& linear : group.linears) {
+        if (group.expert) of_experts += std::min(linear.n * linear.k, of_expert.taken);
+      }
+    }
+  }
+  const int64_t each = std::max<int64_t>(1, (of_experts + of_all_experts - 1) / of_all_experts);
+  std::map<std::string, EnergySample, std::less<>> samples;
+  for (const auto& layer : groups) {
+    for (const auto& group : layer) {
+      if (group.expert.value_or(0) % each != 0) continue;
+      for (const auto& linear : group.linears) samples.emplace(linear.name, group.expert ? of_expert : EnergySample{});
+    }
+  }
+  return samples;
+}
+
+RowOrders row_orders(const model::OpenedModel& model) {
+  const auto& config = model.config;
+  RowOrders orders;
+  orders.in_turn = config.mixture.storage == model::ExpertStorage::stacked_in_turn;
+  const bool plain = config.architecture != nullptr && !config.qk_norm && config.attention.empty() &&
+                     config.delta_layers.empty() && config.rope.partial_rotary_factor == 1;
+  if (plain) orders.head_dim = config.head_dim, orders.neighbours = config.rope.neighbours;
+  return orders;
+}
+
+EnergyReport check_energies(const LayerGroups& groups, const RowOrders& orders, const AllEnergies& energies) {
+  return EnergyCheck(groups, orders, energies).run();
 }
 
 }  // namespace w4q::verify

@@ -10,8 +10,7 @@
 
 #include "io/checkpoint.h"
 #include "kernels/linear/linear.h"
-#include "model/config.h"
-#include "model/layer_plan.h"
+#include "verify/related_groups.h"
 
 namespace w4q::verify {
 
@@ -24,10 +23,18 @@ struct Energies {
   double mean = 0;                  ///< log of the mean square of a weight
 };
 
-/// Of all rows up to 2^22 weights, of a larger one blocks of 16 rows spread evenly, 2^21 weights together.
-Energies energies_of(const kernels::LinearWeight& weight);
+/// How much of a weight is decoded: all up to so many weights, of a larger one blocks of 16 rows spread evenly.
+struct EnergySample {
+  int64_t all_up_to = int64_t{1} << 22, taken = int64_t{1} << 21;
+};
+
+Energies energies_of(const kernels::LinearWeight& weight, const EnergySample& sample = {});
 /// The same of n × k weights whose rows `read` decodes.
-Energies energies_of(int64_t n, int64_t k, const io::RowReader& read);
+Energies energies_of(int64_t n, int64_t k, const io::RowReader& read, const EnergySample& sample = {});
+
+/// Which linears of `groups` are decoded, and how much of each: of experts less, and no more of them than 2^31 weights
+/// together, each so manyth expert then.
+std::map<std::string, EnergySample, std::less<>> energy_samples(const LayerGroups& groups);
 
 /// How far two series agree: the rank correlation of what is left of each when means of 16 neighbours are taken out, so
 /// that neither sizes of heads nor single loud channels speak.
@@ -49,6 +56,8 @@ struct Relation {
     inputs,    ///< both read the same
     channels,  ///< one writes what the other reads
     gate,      ///< the same, or beside it, by way of a gate
+    rotary,    ///< pairs of rows of queries and keys, which turn together
+    stack,     ///< as channels, of ups that stand in one matrix with gates
   } by = Kind::inputs;
   Agreement found;
 };
@@ -58,8 +67,17 @@ struct EnergyReport {
   std::vector<std::string> faults, warnings;
 };
 
-/// `energies` by linear. Only what stands in the layers of `config` is looked at.
-EnergyReport check_energies(const model::ModelConfig& config,
+/// How rows stand in matrices that hold several things. `head_dim`: of heads whose pairs of rows the rotary embedding
+/// turns; 0: not known, or norms stand between.
+struct RowOrders {
+  int64_t head_dim = 0;
+  bool neighbours = false;  ///< rows 2i and 2i + 1 of a head turn together, not i and i + d/2
+  bool in_turn = false;     ///< of gates and ups in one matrix: even and odd rows, not the two halves
+};
+RowOrders row_orders(const model::OpenedModel& model);
+
+/// `energies` by linear. Only what stands in `groups` is looked at.
+EnergyReport check_energies(const LayerGroups& groups, const RowOrders& orders,
                             const std::map<std::string, Energies, std::less<>>& energies);
 
 }  // namespace w4q::verify

@@ -176,8 +176,9 @@ void add_lone_scale_types(const checkpoint::Folder& folder, std::vector<std::str
   }
 }
 
-/// A norm is far from the others of its name by this factor, and near them by that.
-constexpr double far_size = 16, near_size = 4;
+/// A norm is far from the others of its name by this factor, which folded scales (up to some 40 seen) do not reach, and near
+/// them by that.
+constexpr double far_size = 64, near_size = 4;
 
 /// The bytes of one norm are of the other type than all its like, whatever the header calls them.
 void add_other_bytes(const std::vector<Vector>& norms, std::vector<std::string>& faults) {
@@ -198,6 +199,51 @@ void add_other_bytes(const std::vector<Vector>& norms, std::vector<std::string>&
     faults.push_back(concat(printable(norm.name), ": half of its values are below ", norm.median, " in size, read as ",
                             dtype_name(other_half(norm.dtype)), " below ", norm.other_median,
                             ", as the others of its name are: its bytes are of that type"));
+  }
+}
+
+/// A norm is as large as those of the layers before and behind it, within this factor in all other layers, and not by that
+/// one in one.
+constexpr double steady = 2, unsteady = 6;
+
+/// By how much a norm is larger (or smaller: below 0) than both the one before and the one behind, as a logarithm.
+double apart_from_both(std::span<const double> sizes, size_t at) {
+  const double before = sizes[at] - sizes[at - 1], behind = sizes[at] - sizes[at + 1];
+  if (before * behind <= 0) return 0;
+  return std::abs(before) < std::abs(behind) ? before : behind;
+}
+
+/// Sizes of norms go from layer to layer in small steps, but at the ends of a model.
+void add_unsteady(const model::OpenedModel& model, const std::vector<Vector>& norms, std::vector<std::string>& faults) {
+  constexpr size_t fewest_steady = 3;
+  // Of 1 + w what is stored says little of what is multiplied by.
+  if (model.config.architecture != nullptr && model::final_norm_plan(model.config).offset != 0) return;
+  std::map<std::string, std::map<int64_t, const Vector*>> roles;
+  for (const Vector& norm : norms) {
+    const auto place = model::layer_numbers(norm.name);
+    if (place.layer >= 0 && place.expert < 0) roles[norm.role][place.layer] = &norm;
+  }
+  for (const auto& [role, layers] : roles) {
+    std::vector<const Vector*> line;
+    std::vector<double> sizes;
+    for (const auto& [layer, norm] : layers) {
+      if (norm->median > 0) line.push_back(norm), sizes.push_back(std::log(norm->median));
+    }
+    if (sizes.size() != layers.size()) continue;
+    for (size_t at = 1; at + 1 < sizes.size(); ++at) {
+      const double apart = apart_from_both(sizes, at);
+      if (std::abs(apart) < std::log(unsteady)) continue;
+      size_t others = 0;
+      bool all_steady = true;
+      for (size_t other = 1; other + 1 < sizes.size(); ++other) {
+        if (other + 1 >= at && other <= at + 1) continue;
+        ++others, all_steady = all_steady && std::abs(apart_from_both(sizes, other)) < std::log(steady);
+      }
+      if (others < fewest_steady || !all_steady) continue;
+      faults.push_back(concat(printable(line[at]->name), ": is ", fixed(std::exp(std::abs(apart)), 1), " times as ",
+                              apart > 0 ? "large" : "small", " as those of the layers before and behind it, which no ",
+                              "other layer's is by more than ", fixed(steady, 0)));
+    }
   }
 }
 
@@ -307,6 +353,7 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
   }
   add_other_bytes(norms, faults);
   add_offset_norms(model, norms, faults);
+  add_unsteady(model, norms, faults);
   add_lone_types(model.folder.tensors, faults);
   add_lone_scale_types(model.folder, faults);
   for (const auto* list : {&norms, &tables}) {

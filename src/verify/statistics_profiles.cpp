@@ -58,9 +58,9 @@ double median(std::vector<double> values) {
 
 class ProfileCheck {
  public:
-  ProfileCheck(const model::ModelConfig& config, const AllEnergies& energies, const NormSizes& norms)
-      : config_(config), energies_(energies), norms_(norms) {
-    for (int64_t layer = 0; layer < config.layers; ++layer) add_layer(layer);
+  ProfileCheck(const LayerGroups& groups, const AllEnergies& energies, const NormSizes& norms)
+      : groups_(groups), layers_(std::ssize(groups)), energies_(energies), norms_(norms) {
+    for (int64_t layer = 0; layer < layers_; ++layer) add_layer(layer);
     for (size_t i = 0; i < sides_.size(); ++i) kinds_[kind_of(sides_[i])].push_back(i);
   }
 
@@ -115,7 +115,7 @@ class ProfileCheck {
   }
 
   void add_layer(int64_t layer) {
-    for (const auto& group : model::input_groups(config_, layer)) {
+    for (const auto& group : groups_[static_cast<size_t>(layer)]) {
       const auto norm = group.norm && !group.linears.empty() ? norms_.find(group.norm->name) : norms_.end();
       if (norm != norms_.end() && !group.expert) {
         add(norm->first, group.linears.front().role, layer, "channels", Space::stream, norm->second, true);
@@ -196,7 +196,7 @@ class ProfileCheck {
     parallel_for(static_cast<int64_t>(keys.size()), 1, [&](int64_t begin, int64_t end) {
       for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
         const auto& [kind, other, step] = keys[i];
-        for (int64_t layer = 0; layer < config_.layers; ++layer) {
+        for (int64_t layer = 0; layer < layers_; ++layer) {
           const Side *a = at(kind, layer), *b = at(other, layer + step);
           all[i]->push_back(comparable(a, b) ? dot(a->ranks, b->ranks) : NAN);
         }
@@ -208,7 +208,7 @@ class ProfileCheck {
   double usual(const std::string& kind, const std::string& other, int64_t step, int64_t without) const {
     std::vector<double> values;
     const auto& dots = dots_.find({kind, other, step})->second;
-    for (int64_t layer = 0; layer < config_.layers; ++layer) {
+    for (int64_t layer = 0; layer < layers_; ++layer) {
       const double value = dots[static_cast<size_t>(layer)];
       if (layer != without && layer + step != without && !std::isnan(value)) values.push_back(value);
     }
@@ -276,7 +276,7 @@ class ProfileCheck {
                                             fixed(place.sigmas, 1), " standard errors, in every other layer by ",
                                             fixed(place.others, 0), " or more"));
     // The first and the last layers of a model are often unlike the others.
-    const bool inside = place.layer > 0 && place.layer + 1 < config_.layers;
+    const bool inside = place.layer > 0 && place.layer + 1 < layers_;
     if (inside && place.others > certain && kinds_.at(kind_of(sides_[i])).size() >= many_layers) {
       certain_.insert(place.linear);
     }
@@ -322,7 +322,8 @@ class ProfileCheck {
     return found;
   }
 
-  const model::ModelConfig& config_;
+  const LayerGroups& groups_;
+  const int64_t layers_;
   const AllEnergies& energies_;
   const NormSizes& norms_;
   std::vector<Side> sides_;
@@ -337,10 +338,10 @@ class ProfileCheck {
 
 }  // namespace
 
-NormSizes norm_sizes(const model::OpenedModel& model) {
+NormSizes norm_sizes(const model::OpenedModel& model, const LayerGroups& groups) {
   NormSizes sizes;
-  for (int64_t layer = 0; layer < model.config.layers; ++layer) {
-    for (const auto& group : model::input_groups(model.config, layer)) {
+  for (const auto& layer : groups) {
+    for (const auto& group : layer) {
       const std::string name = group.norm ? group.norm->name + ".weight" : std::string{};
       if (!group.norm || sizes.contains(group.norm->name) || !model.folder.tensors.contains(name)) continue;
       const auto tensor = model.folder.tensors.load(name);
@@ -354,8 +355,8 @@ NormSizes norm_sizes(const model::OpenedModel& model) {
   return sizes;
 }
 
-ProfileReport check_profiles(const model::ModelConfig& config, const AllEnergies& energies, const NormSizes& norms) {
-  return ProfileCheck(config, energies, norms).run();
+ProfileReport check_profiles(const LayerGroups& groups, const AllEnergies& energies, const NormSizes& norms) {
+  return ProfileCheck(groups, energies, norms).run();
 }
 
 }  // namespace w4q::verify

@@ -30,10 +30,10 @@ struct ProfileReport {
 
 /// What norms multiply by, by name: logarithms of magnitudes.
 using NormSizes = std::map<std::string, std::vector<double>, std::less<>>;
-NormSizes norm_sizes(const model::OpenedModel& model);
+NormSizes norm_sizes(const model::OpenedModel& model, const LayerGroups& groups);
 
-/// Needs four layers that have a weight.
-ProfileReport check_profiles(const model::ModelConfig& config,
-                             const std::map<std::string, Energies, std::less<>>& energies, const NormSizes& norms);
+/// Needs four layers that have a weight. Experts are not looked at.
+ProfileReport check_profiles(const LayerGroups& groups, const std::map<std::string, Energies, std::less<>>& energies,
+                             const NormSizes& norms);
 
 }  // namespace w4q::verify

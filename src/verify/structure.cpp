@@ -286,7 +286,7 @@ class StructureCheck {
       fault(name, "is not the base's: half of its energy is another's");
     } else if (rows && worst > most_noise) {
       fault(name, concat("is not the base's: half of the energy of row ", worst_row, " is another's"));
-    } else if (rows && noise > most_float_noise * signal) {
+    } else if (rows && !folder_.few_bits && noise > most_float_noise * signal) {
       fault(name, concat("is not the base's: ", fixed(100 * noise / signal, 1), " % of its energy is another's, of ",
                          "small floats at most ", fixed(100 * most_float_noise, 0), " % expected"));
     }

@@ -131,6 +131,56 @@ std::string page_twice(std::span<const std::byte> bytes, size_t row_bytes) {
   return found;
 }
 
+// ---- random bytes among codes ----
+
+/// Shares of the 16 values of half bytes against equal ones, of `bytes`: 15 for random bytes, give or take 5.5. Of codes of
+/// 4 bits each is one, whatever their order; of those of 8 bits the upper half is the sign and most of the size.
+double unevenness(std::span<const std::byte> bytes, bool upper_alone) {
+  std::array<int64_t, 16> counts{};
+  for (const std::byte byte : bytes) {
+    const auto value = std::to_integer<size_t>(byte);
+    ++counts[value >> 4];
+    if (!upper_alone) ++counts[value & 15];
+  }
+  const double expected = static_cast<double>(bytes.size()) * (upper_alone ? 1 : 2) / 16;
+  double sum = 0;
+  for (const int64_t count : counts)
+    sum += (static_cast<double>(count) - expected) * (static_cast<double>(count) - expected);
+  return sum / expected;
+}
+
+/// Of codes that are nowhere near to equally frequent, a stretch of a page in which they are as random bytes have them.
+std::string random_stretch(std::span<const std::byte> bytes, bool upper_alone) {
+  constexpr size_t window = page_bytes / 4, looked_at = window / 2, fewest = 16, in_a_row = 3;
+  constexpr double like_random = 48, nowhere_near = 150, most_random = 0.75;
+  const size_t windows = bytes.size() / window;
+  if (windows < fewest) return {};
+  size_t uneven = 0, count = 0, run = 0, found = windows;
+  for (size_t at = 0; at < windows; ++at) {
+    const auto whole = bytes.subspan(at * window, window);
+    const double here = unevenness(whole.first(looked_at), upper_alone);
+    uneven += here > nowhere_near;
+    const bool random = here < like_random && unevenness(whole, upper_alone) < like_random;
+    run = random ? run + 1 : 0, count += random;
+    if (run == in_a_row && found == windows) found = at + 1 - in_a_row;
+  }
+  // Windows that are nearly even everywhere would make some that are wholly so.
+  const auto all = static_cast<double>(windows);
+  const bool told = static_cast<double>(uneven) >= (1 - most_random) * all &&
+                    static_cast<double>(count) <= most_random * all &&
+                    static_cast<double>(uneven + count) >= most_random * all;
+  if (!told || found == windows) return {};
+  return concat("holds random bytes from byte ", found * window, " or before on: half bytes are all as frequent there");
+}
+
+/// Codes of 4 bits in words or bytes, and of 8 bits.
+bool holds_codes(const io::TensorInfo& info, bool& upper_alone) {
+  upper_alone = info.dtype == DType::f8_e4m3 || info.dtype == DType::i8;
+  const bool named = info.name.ends_with(".qweight") || info.name.ends_with(".weight_packed") ||
+                     info.name.ends_with("_blocks") || info.name.ends_with(".weight");
+  return named && (upper_alone || info.dtype == DType::u8 || info.dtype == DType::i32 || info.dtype == DType::u32);
+}
+
 struct Looked {
   std::string fault;
   int64_t rows_of_nothing = 0;  ///< of a router
@@ -144,7 +194,11 @@ size_t rows_together(const io::Checkpoint& tensors, const io::TensorInfo& info) 
   const std::string scales = concat(std::string_view(info.name).substr(0, info.name.size() - codes.size()), ".scales");
   if (!tensors.contains(scales) || tensors.at(scales).shape.size() != 2) return 1;
   constexpr size_t least_group = 32, least_words = 2;  // of 2 bits
-  return tensors.at(scales).shape[1] == info.shape[1] ? least_words : least_group;
+  if (tensors.at(scales).shape[1] != info.shape[1]) return least_group;
+  // Inputs in order of their groups tell how many there are, and so how many words 32 of them fill: one for each bit.
+  const std::string order = concat(std::string_view(info.name).substr(0, info.name.size() - codes.size()), ".g_idx");
+  const int64_t inputs = tensors.contains(order) ? element_count(tensors.at(order).shape) : 0;
+  return inputs > 0 ? std::max<size_t>(least_words, static_cast<size_t>(info.shape[0] * 32 / inputs)) : least_words;
 }
 
 Looked look_at(const io::Checkpoint& tensors, const io::TensorInfo& info) {
@@ -156,6 +210,9 @@ Looked look_at(const io::Checkpoint& tensors, const io::TensorInfo& info) {
     const bool values = std::ranges::none_of(of_positive_bytes, is_part);
     if (result.fault.empty() && values) result.fault = text_within(loaded->bytes);
     if (result.fault.empty() && values && info.shape.size() == 2) result.fault = page_twice(loaded->bytes, row);
+    bool upper_alone = false;
+    if (result.fault.empty() && holds_codes(info, upper_alone))
+      result.fault = random_stretch(loaded->bytes, upper_alone);
   }
   if (is_router(info)) result.rows_of_nothing = zero_rows(loaded->bytes, info.shape[0]);
   return result;

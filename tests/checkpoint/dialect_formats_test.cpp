@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/fused.h"
 #include "core/rng.h"
 #include "dialect_samples.h"
 #include "formats/lut.h"
@@ -98,6 +99,17 @@ TEST(DialectFormats, CompressedTensorsFindsTheCloserTarget) {
   sample.expect_returns();
   groups["group_1"]["targets"] = {"re:q_proj"};  // not at the start
   EXPECT_THROW(sample.read(), Error);
+}
+
+/// transformers has other names for what stands around a text model: the list is of expressions that find both.
+TEST(DialectFormats, NamesAroundATextModelAreFoundWherever) {
+  const std::vector<std::string> plain{"lm_head", "model.layers.0.mlp.gate"};
+  EXPECT_EQ(names_wherever(plain, {"model.layers.0.mlp.up_proj"}), plain);
+  const auto found = names_wherever(
+      {"language_model.lm_head", "vision_tower.layers.0.q_proj", "language_model.model.layers.1.mlp.up_proj"},
+      {"language_model.model.layers.0.mlp.up_proj"});
+  EXPECT_EQ(found, (std::vector<std::string>{R"(re:(.*\.)?lm_head$)", R"(re:(.*\.)?vision_tower\.layers\.0\.q_proj$)",
+                                             R"(re:(.*\.)?language_model\.(model\.)?layers\.1\.mlp\.up_proj$)"}));
 }
 
 TEST(DialectFormats, CompressedTensorsWithOneScaleOrder) {

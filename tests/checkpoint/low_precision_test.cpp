@@ -158,5 +158,62 @@ TEST_F(LowPrecision, FactorsOfInputs) {
   EXPECT_EQ(opened(made, FloatForm::either).quantization.linears.size(), 0u);
 }
 
+/// MLX: a dense stream of codes in words, groups with a scale and an offset each.
+TEST_F(LowPrecision, GroupsOfMlx) {
+  constexpr int64_t n = 2, k = 64;
+  for (const int bits : {2, 3, 4, 5, 6, 8}) {
+    MadeCheckpoint made;
+    made.config["quantization"] = {{"group_size", 32}, {"bits", 4}, {"mode", "affine"}};
+    made.config["quantization"]["x"] = {{"group_size", 32}, {"bits", bits}};
+    std::vector<uint32_t> words(static_cast<size_t>(n * k * bits / 32));
+    std::vector<float> expected;
+    for (int64_t i = 0; i < n * k; ++i) {
+      const auto code = static_cast<uint64_t>(i * 37 % (1 << bits));
+      const int64_t at = i * bits;
+      words[static_cast<size_t>(at / 32)] |= static_cast<uint32_t>(code << at % 32);
+      if (at % 32 + bits > 32) words[static_cast<size_t>(at / 32) + 1] |= static_cast<uint32_t>(code >> (32 - at % 32));
+      const auto group = static_cast<float>(i / 32);
+      expected.push_back(static_cast<float>(code) * (0.5f + group) - 3 - group);
+    }
+    made.put("x.weight", DType::u32, {n, k * bits / 32}, words);
+    made.put("x.scales", DType::f32, {n, 2}, std::vector<float>{0.5f, 1.5f, 2.5f, 3.5f});
+    made.put("x.biases", DType::f32, {n, 2}, std::vector<float>{-3, -4, -5, -6});
+    EXPECT_EQ(values(made, "x.weight"), expected) << bits;
+    auto folder = opened(made);
+    EXPECT_FALSE(folder.tensors.contains("x.scales"));
+    EXPECT_FALSE(folder.config.contains("quantization"));
+    EXPECT_EQ(folder.few_bits, bits < 4);
+    auto lacking = made;
+    lacking.tensors.erase("x.biases");
+    EXPECT_THROW(opened(lacking), Error);
+    made.config["quantization"]["x"]["bits"] = bits == 4 ? 8 : 4;
+    EXPECT_THROW(opened(made), Error);
+  }
+}
+
+TEST_F(LowPrecision, StacksAndFloatsOfMlx) {
+  MadeCheckpoint made;
+  made.config["quantization_config"] = {{"group_size", 32}, {"bits", 4}, {"mode", "mxfp4"}};
+  made.put("y.weight", DType::u32, {2, 1, 4}, std::vector<uint32_t>(8, 0x7654'3210u));
+  made.put("y.scales", DType::u8, {2, 1, 1}, std::vector<uint8_t>{127, 128});
+  const auto second = values(made, "y.1.weight");
+  ASSERT_EQ(second.size(), 32u);
+  const std::vector<float> eight = {0, 1, 2, 3, 4, 6, 8, 12};
+  EXPECT_EQ(std::vector<float>(second.begin() + 8, second.begin() + 16), eight);
+}
+
+/// ModelOpt: two outputs a byte, in two's complement, and factors of inputs.
+TEST_F(LowPrecision, Int4OfModelOpt) {
+  MadeCheckpoint made;
+  made.config["quantization_config"] = {{"quant_method", "modelopt"}, {"quant_algo", "W4A16_AWQ"}, {"group_size", 2}};
+  made.put("x.weight", DType::u8, {1, 4}, std::vector<uint8_t>{0x1f, 0x70, 0x8a, 0x25});
+  made.put("x.weight_scale", DType::f32, {2, 2}, std::vector<float>{0.5f, 2, 1, 0.25f});
+  made.put("x.pre_quant_scale", DType::f32, {4}, std::vector<float>{1, 1, 2, 4});
+  const std::vector<float> expected = {-0.5f, 0, -24, 40, 1, 7, -4, 2};
+  EXPECT_EQ(values(made, "x.weight"), expected);
+  made.config["quantization_config"]["quant_algo"] = "W4A8_AWQ";
+  EXPECT_THROW(opened(made), Error);
+}
+
 }  // namespace
 }  // namespace w4q::checkpoint

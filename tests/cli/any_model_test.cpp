@@ -356,16 +356,81 @@ TEST_F(AnyModel, Mxfp4BecomesTablesOfTheSameValues) {
     made.write(model);
     run({"repack", model, "-o", path(name + "-w4q"), "--to", "w4q"});
     run({"repack", model, "-o", path(name + "-sm89"), "--target", "sm89"});
-    // Stacks are no dialect's; others keep codes and scales.
-    const bool keeps = storage == Storage::mxfp4;
-    expect_same_values(path(name + "-w4q"), model, keeps ? "mxfp4" : "kbit4-b32-");
+    expect_same_values(path(name + "-w4q"), model, "mxfp4");
     expect_same_values(path(name + "-sm89"), model);
     const auto verified = run({"verify", path(name + "-w4q"), "--base", model, "--no-limits"});
     EXPECT_NE(verified.out.find("weights"), std::string::npos) << verified.out;
-    if (keeps) continue;
-    run({"repack", path(name + "-w4q"), "-o", path(name + "-tiles"), "--target", "sm89"});
-    expect_same_values(path(name + "-tiles"), model);
+    // And back to the bytes that it came of.
+    const bool stacked = storage == Storage::mxfp4_stack;
+    run({"repack", path(name + "-w4q"), "-o", path(name + "-back"), "--to",
+         stacked ? "gpt-oss" : "compressed-tensors-float"});
+    const auto back = io::Checkpoint::open(path(name + "-back"));
+    EXPECT_EQ(back.tensors().size(), made.tensors.size());
+    for (const auto& [tensor, stored] : made.tensors) {
+      EXPECT_EQ(back.at(tensor).shape, stored.shape) << tensor;
+      EXPECT_TRUE(std::ranges::equal(back.load(tensor)->bytes, stored.bytes)) << tensor;
+    }
   }
+}
+
+/// A mixture whose gates and ups take turns: its experts in stacks, all else in 16 bit.
+TEST_F(AnyModel, StacksOfGptOssAreWritten) {
+  const fs::path model = path("m");
+  write_small_model(model::architecture_row("gpt_oss"), model);
+  run({"quantize", model, "-o", path("q"), "--scheme", "mxfp4", "--quality", "fast", "--to", "gpt-oss"});
+  const auto written = io::Checkpoint::open(path("q"));
+  const std::string experts = "model.layers.1.mlp.experts.";
+  EXPECT_EQ(written.at(experts + "gate_up_proj_blocks").shape, (Shape{4, 192, 2, 16}));
+  EXPECT_EQ(written.at(experts + "gate_up_proj_scales").shape, (Shape{4, 192, 2}));
+  EXPECT_FALSE(written.contains(experts + "gate_up_proj"));
+  EXPECT_EQ(written.at("model.layers.1.self_attn.q_proj.weight").dtype, DType::bf16);
+  const auto verified = run({"verify", path("q"), "--base", model});
+  EXPECT_NE(verified.out.find("weights"), std::string::npos) << verified.out;
+  run({"verify", path("q"), "--for", "sglang,transformers"});
+  // There and back.
+  run({"repack", path("q"), "-o", path("w4q"), "--to", "w4q"});
+  run({"verify", path("w4q"), "--base", model});
+  run({"repack", path("w4q"), "-o", path("again"), "--to", "gpt-oss"});
+  EXPECT_EQ(io::read_file(path("again") + "/model.safetensors"), io::read_file(path("q") + "/model.safetensors"));
+  EXPECT_EQ(io::read_json(path("again") + "/config.json"), io::read_json(path("q") + "/config.json"));
+}
+
+TEST_F(AnyModel, StacksHoldExpertsAlone) {
+  const fs::path model = path("m");
+  write_small_model(model::architecture_row("gpt_oss"), model);
+  run({"quantize", model, "-o", path("all"), "--scheme", "mxfp4"});
+  const auto attention = run({"repack", path("all"), "-o", path("x"), "--to", "gpt-oss"}, 3);
+  EXPECT_NE(attention.err.find("self_attn"), std::string::npos) << attention.err;
+  run({"quantize", model, "-o", path("less"), "--scheme", "mxfp4", "--keep", "*.self_attn.*", "--keep",
+       "*.down_proj.2"});
+  const auto missing = run({"repack", path("less"), "-o", path("x"), "--to", "gpt-oss"}, 3);
+  EXPECT_NE(missing.err.find("down_proj_blocks: expert 2 is not packed"), std::string::npos) << missing.err;
+  EXPECT_FALSE(fs::exists(path("x")));
+}
+
+/// The published layout, whose logits another program computed.
+TEST_F(AnyModel, GptOssGoesThereAndBack) {
+  W4Q_NEEDS_SHARED_DATA();
+  const fs::path families = shared_data() / "families";
+  for (const char* name : {"gpt-oss", "gpt-oss-mxfp4"}) {
+    fs::create_directories(path(name));
+    for (const char* file : {"config.json", "model.safetensors"}) {
+      fs::copy(families / name / file, fs::path(path(name)) / file);
+    }
+  }
+  const std::string theirs = path("gpt-oss-mxfp4");
+  run({"verify", theirs});
+  run({"repack", theirs, "-o", path("w4q"), "--to", "w4q"});
+  run({"repack", path("w4q"), "-o", path("back"), "--to", "gpt-oss"});
+  const auto before = io::Checkpoint::open(theirs), after = io::Checkpoint::open(path("back"));
+  EXPECT_EQ(before.tensors().size(), after.tensors().size());
+  for (const auto& [tensor, info] : before.tensors()) {
+    EXPECT_TRUE(std::ranges::equal(before.load(tensor)->bytes, after.load(tensor)->bytes)) << tensor;
+  }
+  run({"verify", path("back"), "--base", theirs, "--reference", families / "gpt-oss-mxfp4/reference.safetensors",
+       "--max-diff", "1e-4"});
+  run({"quantize", path("gpt-oss"), "-o", path("q"), "--scheme", "mxfp4", "--to", "gpt-oss"});
+  run({"verify", path("q"), "--base", path("gpt-oss")});
 }
 
 TEST_F(AnyModel, GptOssBecomesTablesOfTheSameValues) {

@@ -269,6 +269,19 @@ TEST(Frozen, EveryStepWithoutCalibration) {
   outputs.expect_frozen();
 }
 
+TEST(Frozen, StacksOfExperts) {
+  W4Q_NEEDS_SHARED_DATA();
+  TemporaryFolder folder;
+  fs::create_directories(folder / "m");
+  for (const char* file : {"config.json", "model.safetensors"}) {
+    fs::copy(shared_data() / "families/gpt-oss" / file, folder / "m" / file);
+  }
+  FrozenOutputs outputs("gpt-oss", folder / "m");
+  write_ways(outputs, {{"direct", {"--scheme", "mxfp4", "--to", "gpt-oss"}, {{"--to", "w4q"}, {"--target", "sm89"}}},
+                       {"keep", {"--scheme", "mxfp4", "--keep", "*.self_attn.*"}, {{"--to", "gpt-oss"}}}});
+  outputs.expect_frozen();
+}
+
 TEST(Frozen, TheLargerModel) {
   W4Q_NEEDS_SHARED_DATA();
   FrozenOutputs outputs("30m", shared_data() / "models/w4q-llama-30m");

@@ -82,6 +82,7 @@ TEST_F(WholeLadder, EveryDialect) {
           .status,
       0);
   for (const auto& row : checkpoint::dialect_registry()) {
+    if (!row.stacks.empty()) continue;  // of mixtures: any_model_test.cpp
     SCOPED_TRACE(row.name);
     const std::string name(row.name);
     std::string from = path(name.ends_with("marlin") ? "wide" : "all");

@@ -131,6 +131,8 @@ const Case cases[] = {
     {"trellis3-w8", 128, 200, 0, true},
     {"trellis4-w13", 300, 576, 256},
     {"trellis3-w14", 1000, 4096, 128},
+    {"trellis4-w16", 384, 2048, 64, true},
+    {"trellis2-w12", 300, 1024},
 };
 
 TEST_F(TrellisGpu, ProductsAgreeWithTheDecodedWeights) {
@@ -159,10 +161,29 @@ TEST_F(TrellisGpu, ProductsAgreeWithTheDecodedWeights) {
   }
 }
 
+/// 532 strips: on a GPU of up to 133 multiprocessors some of a block's teams of warps have one from its begin to its end.
+TEST_F(TrellisGpu, RunsOfWholeStrips) {
+  const device::Stream stream(test::gpu());
+  const Case c{"trellis2-w16", 532 * 128, 1024, 128};
+  const LinearWeight linear = random_linear(c, "head", c.n, 1);
+  const LinearWeight* const all[] = {&linear};
+  const CudaLinear made = upload_linears(all, stream);
+  const CudaLinear* const used[] = {&made};
+  CudaMultiplier multiplier(used, 1, stream);
+  const auto x = inputs(c.k);
+  const auto input = device::DeviceBuffer::copy_of(bytes_of(x), stream);
+  device::DeviceBuffer y(stream.context(), static_cast<size_t>(c.n) * 4);
+  std::vector<float> got(static_cast<size_t>(c.n));
+  multiplier.multiply(made, input.as<__half>(), 1, y.as<float>());
+  y.download(std::as_writable_bytes(std::span(got)), stream);
+  stream.synchronize();
+  EXPECT_LT(relative_error(got, products(all, x, 1)), 1.5e-3);
+}
+
 TEST_F(TrellisGpu, GatesAboveUpsAreMultipliedInTheProduct) {
   const device::Stream stream(test::gpu());
   for (const Case& c : {Case{"trellis3-w16", 512, 1408, 128}, Case{"trellis4-w12", 256, 320, 0, true, true},
-                        Case{"trellis2-w16", 384, 256, 64}}) {
+                        Case{"trellis2-w16", 384, 256, 64}, Case{"trellis3-w16", 256, 1024, 128}}) {
     const LinearWeight gate = random_linear(c, "gate", c.n, 1), up = random_linear(c, "up", c.n, 2);
     UploadRing ring(stream);
     const CudaLinear made = upload_gated(gate, up, ring);

@@ -50,6 +50,33 @@ TEST_F(OnGpu, AGpuThatIsNotThereIsRefused) {
                      [] { Context(1000); });
 }
 
+TEST_F(OnGpu, SparesOfAStreamGoRound) {
+  Stream stream(test::gpu());
+  stream.keep_spares();
+  const std::byte* first = nullptr;
+  {
+    const DeviceBuffer buffer(stream, 1000);
+    first = buffer.data();
+  }
+  EXPECT_EQ(stream.spares()->bytes(), 1000);
+  DeviceBuffer again(stream, 1000);
+  const DeviceBuffer other(stream, 1000);
+  EXPECT_EQ(again.data(), first);
+  EXPECT_NE(other.data(), first);
+  EXPECT_EQ(stream.spares()->bytes(), 0);
+  again = DeviceBuffer();
+  EXPECT_EQ(stream.spares()->bytes(), 1000);
+  stream.spares()->free_all();
+  EXPECT_EQ(stream.spares()->bytes(), 0);
+  DeviceBuffer late;
+  {
+    Stream gone(test::gpu());
+    gone.keep_spares();
+    late = DeviceBuffer(gone, 16);
+  }
+  EXPECT_NE(late.data(), nullptr);
+}
+
 TEST_F(OnGpu, EventsThatNothingRecordedAreNotWaitedFor) {
   const Stream stream(test::gpu());
   const Event never;

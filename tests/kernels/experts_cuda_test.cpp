@@ -136,6 +136,120 @@ TEST_F(ExpertsCuda, OneRowChoosesItsExpertsAndIsMultiplied) {
   }
 }
 
+struct Tail {
+  int64_t n, k, outputs;
+};
+/// Blocks that store one N-tile, several, and none.
+constexpr Tail tails[] = {{2048, 4096, 128}, {2880, 4096, 32}, {512, 1024, 257}, {64, 8192, 384}, {4096, 256, 1}};
+
+/// A product into the residual stream makes a router's products of what it leaves, in parts.
+TEST_F(ExpertsCuda, AProductLeavesPartsOfTheNextOne) {
+  const device::Stream stream(test::gpu());
+  for (const auto& [n, k, outputs] : tails) {
+    SCOPED_TRACE(concat(outputs, " of ", n, " × ", k));
+    const KbitWeight weight(formats::parse_scheme("kbit4-b32-e4m4"), {n, k}, 0.05, stream);
+    const DeviceLinear linear{.passes = {weight.on_device()}};
+    const auto plan = test::TestWorkspace::plan(linear);
+    if (!leaves_tail(test::gpu().properties(), linear, plan.steps(1), outputs)) continue;  // of so few multiprocessors
+    const test::Activations x(1, k, k, DType::f16), router(outputs, n, n, DType::f16);
+    const auto x_device = on_device(x.bits, stream), router_device = on_device(router.bits, stream);
+    const auto ones = on_device(std::vector<float>(static_cast<size_t>(n), 1.0f), stream);
+    const auto last = on_device(std::vector<float>(static_cast<size_t>(norm_state_floats(n)), 0.5f), stream);
+    auto y = on_device(std::vector<float>(static_cast<size_t>(n), 0.25f), stream);
+    auto next_x = test::poisoned(static_cast<size_t>(n) * 2, stream), next_norm = test::poisoned(last.size(), stream);
+    const auto count = static_cast<size_t>(n / 64 * outputs);
+    auto parts = test::poisoned(count * 4, stream);
+    test::TestWorkspace workspace(linear, 1, stream);
+    LinearCall call;
+    call.m = 1;
+    call.x = x_device.data(), call.ldx = k;
+    call.residual = call.y = y.data(), call.ldy = n;
+    call.fp32 = call.beside_routed = call.weights_ready = true;
+    call.fusion.next_x = next_x.data();
+    call.fusion.next_weight = ones.as<float>();
+    call.fusion.next_norm = next_norm.as<float>();
+    call.fusion.last_norm = last.as<float>();
+    call.fusion.tail = {router_device.data(), static_cast<int>(outputs), parts.as<float>()};
+    multiply(linear, plan, call, workspace.get(), stream);
+    EXPECT_TRUE(workspace.left_semaphores_empty(stream));
+    const auto left = test::floats(from_device<uint16_t>(next_x, static_cast<size_t>(n), stream));
+    std::vector<double> wanted(count, 0.0);
+    for (size_t i = 0; i < count; ++i) {
+      const auto group = static_cast<int64_t>(i) / outputs, output = static_cast<int64_t>(i) % outputs;
+      for (int64_t c = 64 * group; c < 64 * group + 64; ++c) {
+        wanted[i] += double{left[static_cast<size_t>(c)]} * router.values[static_cast<size_t>(output * n + c)];
+      }
+    }
+    // Sums of 64 products in fp32.
+    EXPECT_LE(relative_error(from_device<float>(parts, count, stream), wanted), 64 * 0x1p-24);
+  }
+}
+
+/// Logits in parts are summed up and left; experts stand before the launch behind begins, time and again.
+TEST_F(ExpertsCuda, ExpertsAreChosenByPartsAndStandAtOnce) {
+  const device::Stream stream(test::gpu());
+  constexpr int64_t experts = 100, chosen = 7, n = 128, k = 192, stride = experts + 1, count = 45;
+  const Experts all("kbit4-b32-e4m4", experts, n, k, stream);
+  const test::Activations x(1, k, k, DType::f16);
+  const auto x_device = on_device(x.bits, stream);
+  std::vector<float> bias;
+  for (int64_t i = 0; i < experts; ++i) bias.push_back(static_cast<float>(random_normal(9, static_cast<uint64_t>(i))));
+  const auto bias_device = on_device(bias, stream);
+  auto places = test::poisoned(chosen * 4, stream), shares = test::poisoned(chosen * 4, stream);
+  auto logits = test::poisoned(stride * 4, stream), y = test::poisoned(chosen * n * 4, stream);
+  test::TestWorkspace workspace(all.linear, 1, stream);
+  for (uint64_t run = 0; run < 20; ++run) {
+    std::vector<float> parts;
+    for (uint64_t i = 0; i < count * stride; ++i) parts.push_back(static_cast<float>(random_normal(100 + run, i)));
+    std::vector<float> summed(stride);
+    for (int64_t i = 0; i < stride; ++i) {
+      for (int64_t part = 0; part < count; ++part) {
+        summed[static_cast<size_t>(i)] += parts[static_cast<size_t>(part * stride + i)];
+      }
+      if (i < experts) summed[static_cast<size_t>(i)] += bias[static_cast<size_t>(i)];
+    }
+    const model::MixtureConfig config{.experts = experts, .chosen = chosen, .renormalizes = true};
+    const auto routing = model::route(config, {summed.data(), 1, experts}, {}, {});
+    const auto parts_device = on_device(parts, stream);
+    auto sums = on_device(std::vector<float>(static_cast<size_t>(n), 0.0f), stream);
+    RoutedCall call{.x = x_device.as<__half>(),
+                    .experts = places.as<int32_t>(),
+                    .places = static_cast<int>(chosen),
+                    .n = n,
+                    .y = y.data(),
+                    .weights_ready = true};
+    call.choice = {.logits = logits.as<float>(),
+                   .parts = parts_device.as<float>(),
+                   .part_count = static_cast<int>(count),
+                   .rows = 1,
+                   .stride = stride,
+                   .experts = static_cast<int>(experts),
+                   .chosen = static_cast<int>(chosen),
+                   .renormalizes = true,
+                   .bias = bias_device.as<float>(),
+                   .places = places.as<int32_t>(),
+                   .shares = shares.as<float>()};
+    multiply_routed(all.linear, all.plan, call, workspace.get(), stream);
+    call.choice = {};
+    call.y = sums.data();
+    call.shares = shares.as<float>();
+    call.places_stand = true;
+    multiply_routed(all.linear, all.plan, call, workspace.get(), stream);
+    EXPECT_EQ(from_device<float>(logits, stride, stream), summed);
+    EXPECT_EQ(from_device<int32_t>(places, chosen, stream), routing.experts);
+    std::vector<double> added(static_cast<size_t>(n), 0.0);
+    for (size_t i = 0; i < chosen * added.size(); ++i) {
+      const auto place = i / added.size();
+      added[i % added.size()] +=
+          double{routing.shares[place]} *
+          all.product(routing.experts[place], static_cast<int64_t>(i % added.size()), x.values.data());
+    }
+    EXPECT_LE(relative_error(from_device<float>(sums, added.size(), stream), added),
+              test::linear_bound(DType::f16, n * k));
+  }
+  EXPECT_TRUE(workspace.left_semaphores_empty(stream));
+}
+
 TEST_F(ExpertsCuda, SortedRowsGoThroughTheirOwnWeights) {
   const device::Stream stream(test::gpu());
   constexpr int64_t rows = 150;

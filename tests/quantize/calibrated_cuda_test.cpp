@@ -272,6 +272,21 @@ TEST_F(CalibratedCuda, SearchesWithoutCalibrationGiveTheBytesOfTheCpu) {
   }
 }
 
+/// Of long rows every second one is looked at; the last panel has one row.
+TEST_F(CalibratedCuda, TablesOfASampleAreTheCpus) {
+  const Scheme scheme = parse_scheme("kbit2-b32-f16");
+  const int64_t n = 33, k = 65536 + 7;
+  ASSERT_EQ(learning_stride(n, k), 2);
+  RandomMatrix weight(n, k, 8);
+  std::fill_n(weight.values.begin(), 100, 0.0f);  // blocks of zeros among them
+  QuantizeOptions options;
+  options.steps = parse_steps("lloyd");
+  const TensorView view{"w", DType::f32, {n, k}, bytes_of(weight.values)};
+  const auto& row = quantizer_row("kbit");
+  EXPECT_TRUE(
+      bytes_equal(row.run_cuda(view, scheme, options, test::gpu()).weight, row.run(view, scheme, options).weight));
+}
+
 /// Two weights of different size and shape learn one table, and are packed with it; rows of one are divided.
 TEST_F(CalibratedCuda, TablesInCommonAreTheCpus) {
   const Scheme scheme = parse_scheme("kbit3-b32-e4m4");

@@ -1,5 +1,6 @@
 // Blocks of GGUF with searched scales, with and without what calibration knows.
 #include "quantize/gguf.h"
+#include "quantize/gguf_lattice.h"
 
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@
 #include "each_target.h"
 #include "feedback_samples.h"
 #include "formats/gguf_blocks.h"
+#include "formats/gguf_lattice.h"
 #include "support.h"
 
 namespace w4q::quantize {
@@ -119,6 +121,55 @@ TEST(GgufSearch, DecodedBlocksAreWrittenAsTheyWere) {
       equal += std::memcmp(first.data() + at, second.data() + at, size) == 0 ? 1 : 0;
     }
     EXPECT_GE(equal, least);
+  }
+}
+
+/// Points of lattices: of normal weights so much error is left (measured on 2026-11-27, a twentieth wider), importance
+/// moves it, and what was written comes back with the same bytes: in 64 of 64 blocks of each type.
+TEST(GgufLattice, ErrsAsLittleAsMeasuredAndComesBack) {
+  const struct {
+    GgmlType type;
+    double relative;
+  } measured[] = {{GgmlType::iq3_s, 0.134},
+                  {GgmlType::iq3_xxs, 0.185},
+                  {GgmlType::iq2_s, 0.252},
+                  {GgmlType::iq2_xs, 0.300},
+                  {GgmlType::iq2_xxs, 0.343}};
+  ASSERT_EQ(std::size(measured), formats::gguf_lattices().size());
+  constexpr int64_t n = 32, k = 512;
+  const test::RandomMatrix weight(n, k, 3);
+  std::vector<float> squares(k);
+  for (size_t c = 0; c < k; ++c) squares[c] = c % 3 == 0 ? 4.0f : 0.5f;
+  const CalibratedInput input{.mean_squares = squares};
+  for (const auto& [type, relative] : measured) {
+    SCOPED_TRACE(ggml_type_name(type));
+    const GgufForm& form = *formats::find_gguf_form(type);
+    const auto plain = gguf_blocks(view_of(weight.values, n, k), form, nullptr);
+    const auto values = decoded_blocks(form, plain, weight.values.size());
+    EXPECT_LT(std::sqrt(weighted_error(weight.values, values, {})), relative);
+    const auto weighed = gguf_blocks(view_of(weight.values, n, k), form, &input);
+    EXPECT_LT(weighted_error(weight.values, decoded_blocks(form, weighed, values.size()), squares),
+              weighted_error(weight.values, values, squares));
+    EXPECT_TRUE(same_bytes(gguf_blocks(view_of(values, n, k), form, nullptr).bytes(), plain.bytes()));
+  }
+}
+
+/// The search decodes as a reader does, zeros and signs of any parity included.
+TEST(GgufLattice, BlocksSayWhatTheSearchTookThemFor) {
+  for (const auto& lattice : formats::gguf_lattices()) {
+    SCOPED_TRACE(ggml_type_name(lattice.type));
+    LatticeSearch search(lattice);
+    const test::RandomMatrix weight(1, formats::lattice_block, 5);
+    std::vector<float> values = weight.values, read(values.size()), own(values.size());
+    const std::vector<float> importance(values.size(), 1.0f);
+    for (const bool zero : {false, true}) {
+      if (zero) std::ranges::fill(values, 0.0f);
+      std::vector<std::byte> bytes(static_cast<size_t>(describe(lattice.type).block_bytes));
+      formats::store_lattice_block(lattice, search.run(values.data(), importance.data()), bytes);
+      search.decode(own.data());
+      formats::gguf_decode(lattice.type, bytes, read);
+      EXPECT_EQ(read, own);
+    }
   }
 }
 

@@ -45,17 +45,17 @@ std::vector<Clean> clean_models() {
     add("GPTQ of 8 bits", made_headers(Words::gptq, 8, 32, false, mixture), readers);
     add("GPTQ of 3 bits", made_headers(Words::gptq, 3, 128, false, mixture), {transformers});
     add("GPTQ with zero points", made_headers(Words::gptq, 4, 128, true, mixture), {transformers});
-    add("int4", made_headers(Words::compressed, 4, 128, false, mixture), {vllm, sglang, transformers, mlx});
-    add("int4, zero points", made_headers(Words::compressed, 4, 32, true, mixture), {vllm, sglang, transformers, mlx});
-    add("int4, whole rows", made_headers(Words::compressed, 4, -1, false, mixture), {vllm, sglang, transformers, mlx});
-    add("int8", made_headers(Words::compressed, 8, 64, false, mixture), {vllm, sglang, transformers, mlx});
-    add("int3", made_headers(Words::compressed, 3, 64, false, mixture), {vllm, transformers, mlx});
+    add("int4", made_headers(Words::compressed, 4, 128, false, mixture), readers);
+    add("int4, zero points", made_headers(Words::compressed, 4, 32, true, mixture), readers);
+    add("int4, whole rows", made_headers(Words::compressed, 4, -1, false, mixture), readers);
+    add("int8", made_headers(Words::compressed, 8, 64, false, mixture), readers);
+    add("int3", made_headers(Words::compressed, 3, 64, false, mixture), {vllm, transformers});
     add("int7", made_headers(Words::compressed, 7, 64, false, mixture), {vllm, transformers});
     add("FP8 in blocks", made_headers(Words::fp8_blocks, 8, 128, false, mixture),
         {vllm, sglang, transformers, trt_llm});
     add("FP8 a row", made_headers(Words::fp8_channel, 8, 128, false, mixture), {vllm, sglang, transformers, trt_llm});
-    add("NVFP4", made_headers(Words::nvfp4, 4, 16, false, mixture), {vllm, sglang, transformers, mlx});
-    add("NVFP4 of ModelOpt", made_headers(Words::nvfp4_modelopt, 4, 16, false, mixture), {vllm, sglang, trt_llm, mlx});
+    add("NVFP4", made_headers(Words::nvfp4, 4, 16, false, mixture), readers);
+    add("NVFP4 of ModelOpt", made_headers(Words::nvfp4_modelopt, 4, 16, false, mixture), {vllm, sglang, trt_llm});
     add("Humming", made_headers(Words::humming, 4, 128, false, mixture), {vllm, sglang});
   }
   for (auto& clean : list) {
@@ -182,6 +182,8 @@ std::vector<Fault> faults() {
       {"fp8-keys", "blocks of 128 to mlx", fp8, [](MadeHeaders&) {}, mlx, "weight_block_size"},
       {"modelopt-algorithm", "INT4_AWQ", modelopt, with([](io::Json& json) { json["quant_algo"] = "INT4_AWQ"; }), vllm,
        "INT4_AWQ"},
+      {"mlx-names", "words of a Llama", ct, [](MadeHeaders&) {}, mlx, "compressed-tensors of"},
+      {"mlx-names", "ModelOpt's NVFP4", modelopt, [](MadeHeaders&) {}, mlx, "ModelOpt of"},
       {"modelopt-mixed", "no layers", modelopt, with([](io::Json& json) { json["quant_algo"] = "MIXED_PRECISION"; }),
        vllm, "quantized_layers"},
       {"humming-keys", "no type", made_headers(Words::humming), with([](io::Json& json) { json.erase("b_dtype"); }),

@@ -207,10 +207,11 @@ Json describe_compressed_tensors(std::string_view version, const std::vector<Dia
   }
   std::vector<std::string> ignore = kept, packed;
   for (const DialectLinear& linear : linears) packed.push_back(linear.name);
-  std::ranges::move(fused_names(kept, packed), std::back_inserter(ignore));
   // The head is a module even where its weight is the embedding table's, and then not among `kept`.
   const bool packed_head = std::ranges::any_of(linears, is_head, &DialectLinear::name);
   if (!packed_head && std::ranges::none_of(ignore, is_head)) ignore.emplace_back("lm_head");
+  ignore = names_wherever(std::move(ignore), packed);
+  std::ranges::move(fused_names(kept, packed), std::back_inserter(ignore));
   return {{"quant_method", "compressed-tensors"}, {"format", our_format},
           {"quantization_status", "compressed"},  {"version", version},
           {"config_groups", described},           {"ignore", ignore},

@@ -54,6 +54,12 @@ struct ActivationForm {
   void (*state)(io::Json& quantization, bool inputs, bool cache) = nullptr;
 };
 
+/// A tensor that holds those of several linears, the experts of a mixture: the tensor "T.3" + `part` of a linear "T.3" is
+/// number 3 along the first dimension of "T" + `whole`.
+struct StackedTensor {
+  std::string_view part, whole;
+};
+
 struct DialectRow {
   std::string_view name;         ///< "awq-gemm"
   std::string_view description;  ///< one line for `w4q list --dialects`
@@ -91,6 +97,10 @@ struct DialectRow {
   std::string (*refuses)(const formats::PackedWeight& canonical) = nullptr;
   /// Changes such values as little as possible, so that refuses() has nothing left.
   void (*bend)(formats::PackedWeight& canonical) = nullptr;
+  /// Its tensors, where files have those of several linears in one (stacks.h): then nothing but experts is packed.
+  std::span<const StackedTensor> stacks = {};
+  /// Globs of linears of layers that its readers have in 16 bit: `quantize --to` keeps them.
+  std::span<const std::string_view> keeps = {};
 };
 
 std::span<const DialectRow> dialect_registry();

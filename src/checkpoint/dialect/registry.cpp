@@ -21,6 +21,7 @@ std::span<const DialectRow> dialect_registry() {
                                                compressed_tensors_float_row(),
                                                modelopt_row(),
                                                fp8_row(),
+                                               gpt_oss_row(),
                                                humming_row(),
                                                compressed_tensors_padded_row(),
                                                compressed_tensors_row(),
@@ -63,7 +64,7 @@ const DialectRow& detect_dialect(const DialectSource& source) {
   }
   if (!source.config.contains("quant_method") && source.config.contains("bits")) {
     throw Error(ErrorCode::unsupported, concat(source.place, ": bits and group_size without a quant_method"))
-        .detail("as mlx-lm writes them, whose folders are not read")
+        .detail("as mlx-lm writes them, whose offsets no dialect holds")
         .hint("start from the 16-bit checkpoint");
   }
   const auto method = source.config.value("quant_method", io::Json("(none)")).dump();

@@ -20,6 +20,7 @@ DialectRow exl3_dialect_row();
 DialectRow compressed_tensors_float_row();
 DialectRow modelopt_row();
 DialectRow fp8_row();
+DialectRow gpt_oss_row();
 DialectRow humming_row();
 DialectRow compressed_tensors_bytes_row();
 

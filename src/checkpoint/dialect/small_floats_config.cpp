@@ -4,6 +4,7 @@
 #include <map>
 
 #include "checkpoint/dialect/config.h"
+#include "checkpoint/fused.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -147,9 +148,11 @@ Json describe_float_groups(const std::vector<DialectLinear>& linears, const std:
   const std::string_view format = linears.empty()                      ? nvfp4_format
                                   : std::ranges::any_of(groups, other) ? mixed_format
                                                                        : format_of(linears[0].scheme);
+  std::vector<std::string> packed;
+  for (const DialectLinear& linear : linears) packed.push_back(linear.name);
   return {{"quant_method", "compressed-tensors"}, {"format", format},
           {"quantization_status", "compressed"},  {"version", "0.15.0"},
-          {"config_groups", described},           {"ignore", ignored(linears, kept)},
+          {"config_groups", described},           {"ignore", names_wherever(ignored(linears, kept), packed)},
           {"kv_cache_scheme", nullptr},           {"global_compression_ratio", nullptr}};
 }
 

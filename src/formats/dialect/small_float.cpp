@@ -1,7 +1,9 @@
 #include "formats/dialect/small_float.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 
 #include "core/parallel.h"
 #include "core/text.h"
@@ -16,6 +18,18 @@ namespace {
 constexpr int64_t codes_at_a_time = 1 << 16;
 
 TableFormat format_of(const Scheme& scheme) { return scheme_row(scheme.family).table(scheme); }
+
+/// The two codes of each byte, the low half first.
+void split_pairs(std::span<const uint8_t> bytes, std::span<uint8_t> codes) {
+  using Pair = std::array<uint8_t, 2>;
+  static const auto pairs = [] {
+    std::array<Pair, 256> made{};
+    for (size_t byte = 0; byte < made.size(); ++byte)
+      made[byte] = {static_cast<uint8_t>(byte & 15), static_cast<uint8_t>(byte >> 4)};
+    return made;
+  }();
+  for (size_t i = 0; i < bytes.size(); ++i) std::memcpy(codes.data() + 2 * i, pairs[bytes[i]].data(), sizeof(Pair));
+}
 
 Shape scale_shape(const Scheme& scheme, int64_t n, int64_t k, const FloatNames& names) {
   const auto specs = scheme_row(scheme.family).planes(scheme, n, k);
@@ -73,13 +87,12 @@ PackedWeight decode_small_float(const Scheme& scheme, int64_t n, int64_t k, std:
   const auto stored_codes = stored(tensors, names.codes).bytes.as<const uint8_t>();
   const size_t width = static_cast<size_t>(scheme.bits == 4 ? (k + 1) / 2 : k);
   parallel_for(n, std::max<int64_t>(codes_at_a_time / std::max<int64_t>(k, 1), 1), [&](int64_t begin, int64_t end) {
-    std::vector<uint8_t> codes(static_cast<size_t>(k));
+    std::vector<uint8_t> codes(2 * width);
     for (int64_t row = begin; row < end; ++row) {
       const auto from = stored_codes.subspan(static_cast<size_t>(row) * width, width);
-      for (size_t c = 0; c < codes.size() && scheme.bits == 4; ++c) {
-        codes[c] = static_cast<uint8_t>(from[c / 2] >> (c % 2 * 4) & 15);
-      }
-      table_write_codes(format, weight, row, scheme.bits == 8 ? from : std::span<const uint8_t>(codes));
+      if (scheme.bits == 4) split_pairs(from, codes);
+      table_write_codes(format, weight, row,
+                        scheme.bits == 8 ? from : std::span<const uint8_t>(codes).first(static_cast<size_t>(k)));
     }
   });
   std::ranges::copy(stored(tensors, names.scales).bytes.bytes(), weight.plane(PlaneRole::scales).bytes.data());

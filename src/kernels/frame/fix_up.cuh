@@ -65,6 +65,8 @@ struct PartialSums {
         tails(reinterpret_cast<float*>(table)),
         groups(reinterpret_cast<int*>(table + table_bytes + warps * values * 4)) {}
   __device__ float* sums_of(int slot) const { return (slot < warps ? heads : tails) + slot % warps * values; }
+  /// Behind the tails, where the table was: what a TailProduct takes of each group that the block stores.
+  __device__ float* kept(int slot) const { return tails + (warps + slot) * values; }
   __device__ void leave(int slot, int group) const {
     if (threadIdx.x % 32 == 0) groups[slot] = group;
   }
@@ -75,6 +77,9 @@ struct FixUp {
   int first_group, final_group;
   int first_sharer;   ///< the block that holds the first group's first tile
   bool shares_final;  ///< the final group goes on in the next block
+
+  /// Groups from the first to before this one are stored by this block, but for those that one warp has all of.
+  __device__ int past_stored() const { return final_group + (shares_final ? 0 : 1); }
 
   /// Of groups of so many tiles.
   template <class Blocks>
@@ -102,7 +107,8 @@ __device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<ro
     static_assert(2 * warps <= 32);
     const unsigned members = __ballot_sync(0xFFFFFFFFu, lane < 2 * warps && partial.groups[lane] == group);
     if (members == 0) continue;  // stored by the warp that had all of it
-    const GroupStore<Type, fused> store(args, group);
+    const bool keeps = rows == 1 && args.fusion.tail.weight != nullptr;
+    const GroupStore<Type, fused> store(args, group, keeps ? partial.kept(group - plan.first_group) : nullptr);
     // No branches: all loads are on their way before the first is added.
     float sums[2] = {};
 #pragma unroll

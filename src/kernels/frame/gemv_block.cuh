@@ -12,6 +12,7 @@
 
 #include "kernels/frame/fix_up.cuh"
 #include "kernels/frame/routed.cuh"
+#include "kernels/frame/tail_product.cuh"
 
 namespace w4q::kernels::frame {
 
@@ -80,7 +81,9 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);
   const PartialSums<rows, warps> partial(table, Gemv::Table::total_bytes);
-  device::trigger_dependent_launch();
+  bool leaves_late = false;  // the launch behind this one reads its choice at once
+  if constexpr (routed) leaves_late = args.choice.logits != nullptr;
+  if (!leaves_late) device::trigger_dependent_launch();
   const int warp = warp_index();
   const auto partition = [&](int tiles, int parts) {
     if constexpr (compact) {
@@ -103,9 +106,10 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   Gemv::Table::fill(table, args);
   if (fused && threadIdx.x == 0) prefetch_weights(args);
   const FixUp plan(args.k_tiles * sums, blocks);
+  if constexpr (compact) prefetch_tail(args, plan);
   if constexpr (routed) {
     if (routes) {
-      device::wait_grid_dependency();  // which weights they are the launch before says
+      if (!args.routes.stand) device::wait_grid_dependency();  // which weights they are the launch before says
       find_places<32 * warps>(args);
       run.route.look_up();
       run.load_first_weights();
@@ -126,6 +130,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   }
   if (fused && threadIdx.x == 0) prefetch_stream(args);
   __syncthreads();
+  if (leaves_late) device::trigger_dependent_launch();
   const typename Gemv::Table::View values(table);
   typename Gemv::Totals totals;
   totals.clear();
@@ -169,6 +174,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   if (tail_group >= 0) leave_sums(tail, tail_group);
   __syncthreads();
   fix_up<Type, fused, rows, warps>(args, plan, partial);
+  if constexpr (compact) multiply_tail(args, plan, partial);
 }
 
 }  // namespace w4q::kernels::frame

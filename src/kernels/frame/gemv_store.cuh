@@ -81,18 +81,19 @@ struct GroupStore {
   using Scalar = typename Type::Scalar;
   const Launch& args;
   const int group, row;
+  float* const kept;  ///< of what is left of the next x: room for 64 values in shared memory, where a tail is wanted
   const OutputExtras extras[2];
   const InputNorm norm;
   float next_scale = 1;
 
   template <class Args>
-  __device__ __forceinline__ GroupStore(const Args& launch, int group_)
+  __device__ __forceinline__ GroupStore(const Args& launch, int group_, float* kept_ = nullptr)
       : GroupStore(launch, group_, 64 * group_ + static_cast<int>(threadIdx.x) % 32,
-                   64 * group_ + static_cast<int>(threadIdx.x) % 32 + 32) {}
+                   64 * group_ + static_cast<int>(threadIdx.x) % 32 + 32, kept_) {}
   /// Where gates and ups do not stand in turn in the weight: rows `low` and `high` of it are the lane's.
   template <class Args>
-  __device__ __forceinline__ GroupStore(const Args& launch, int group_, int low, int high)
-      : args(launch), group(group_), row(low), extras{{launch, low}, {launch, high}}, norm(launch) {
+  __device__ __forceinline__ GroupStore(const Args& launch, int group_, int low, int high, float* kept_ = nullptr)
+      : args(launch), group(group_), row(low), kept(kept_), extras{{launch, low}, {launch, high}}, norm(launch) {
     if (args.fusion.next_x != nullptr) next_scale = __ldcg(args.fusion.last_norm + 1);
   }
 
@@ -132,15 +133,16 @@ struct GroupStore {
   __device__ __forceinline__ float leave_next(float value, int half) const {
     if (row + 32 * half >= args.n) return 0;
     const float x = extras[half].weight * (value * next_scale);
-    static_cast<Scalar*>(args.fusion.next_x)[row + 32 * half] =
-        Type::narrow(fminf(fmaxf(x, -largest_half), largest_half));
+    const Scalar stored = Type::narrow(fminf(fmaxf(x, -largest_half), largest_half));
+    static_cast<Scalar*>(args.fusion.next_x)[row + 32 * half] = stored;
+    if (kept != nullptr) kept[static_cast<int>(threadIdx.x) % 32 + 32 * half] = static_cast<float>(stored);
     return value * value;
   }
 };
 
 template <class Type>
 struct GroupStore<Type, false> {
-  __device__ GroupStore(const Launch&, int) {}
+  __device__ GroupStore(const Launch&, int, float* = nullptr) {}
 };
 
 }  // namespace w4q::kernels::frame

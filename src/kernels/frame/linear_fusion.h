@@ -20,6 +20,15 @@ constexpr int64_t norm_state_floats(int64_t cols) { return 2 + (cols + 63) / 64;
 /// the next eight is theirs.
 inline constexpr int gate_up_turn = 8;
 
+/// Of a product that leaves the next one's x: another one with few outputs of the same x, made of what each N-tile has of
+/// it. Whoever reads the outputs adds up the parts. A mixture's router needs no launch of its own so.
+struct TailProduct {
+  const void* weight = nullptr;  ///< [outputs × n] of f16, aligned to 16; null: there is none
+  int outputs = 0;               ///< at most most_tail_outputs
+  float* parts = nullptr;        ///< [n / 64 × outputs], written: of 64 inputs each
+};
+inline constexpr int most_tail_outputs = 384;
+
 struct LinearFusion {
   /// SwiGLU epilogue: rows of the weight are gate_up_turn gates and their ups in turn, y[i] = silu(gate) · up, [n/2],
   /// within the range of its type. n a multiple of 64.
@@ -35,6 +44,7 @@ struct LinearFusion {
   const float* next_weight = nullptr;  ///< [n], of the norm
   float* next_norm = nullptr;          ///< [norm_state_floats(n)], written
   const float* last_norm = nullptr;    ///< [norm_state_floats(n)] of the stream before: has the scale
+  TailProduct tail = {};               ///< of linears that leave_tails()
 
   /// What takes one row.
   bool has_norm() const { return input_norm != nullptr || next_x != nullptr; }
@@ -51,6 +61,7 @@ struct Routes {
   int groups = 0;                    ///< N-tiles of one weight
   int sums = 1;                      ///< weights whose products add up to an output: one, or those of all places
   int64_t x_stride = 0;              ///< elements from the input of a place to the next one's; 0: they share one
+  bool stand = false;                ///< the launch before left experts and shares before it let this one begin
 };
 
 /// Codes of some of many weights, which another launch is going to read.

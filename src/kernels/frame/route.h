@@ -7,6 +7,10 @@ namespace w4q::kernels {
 
 struct RouteArgs {
   float* logits = nullptr;  ///< [rows], `stride` apart
+  /// Of one row, and a choice that a product makes: logits are the sums of these parts [count × stride] without the bias,
+  /// and are written. Null: they stand.
+  const float* parts = nullptr;
+  int part_count = 0;
   int64_t rows = 0, stride = 0;
   int experts = 0;  ///< up to 1024
   int chosen = 0;   ///< up to 32

@@ -68,7 +68,9 @@ struct Choosing {
   __device__ __forceinline__ void choose(Places& places) const {
     const int thread = static_cast<int>(threadIdx.x);
     const bool exists = thread < args.experts;
-    const float logit = exists ? __ldcg(args.logits + thread) : -INFINITY;
+    const float logit = args.parts != nullptr ? sum_of_parts(thread)
+                        : exists              ? __ldcg(args.logits + thread)
+                                              : -INFINITY;
     float mine = logit;
     if (args.correction != nullptr || args.bias != nullptr) {
       mine = completed(logit, thread, exists, args.input_norm != nullptr ? norm_factor(args) : 1.0f);
@@ -118,6 +120,7 @@ struct Choosing {
       for (int64_t i = args.experts + lane; i < args.stride; i += 32) args.logits[i] *= factor;
     }
     if (chosen || joins) args.places[lane] = expert, args.shares[lane] = share;
+    __threadfence();  // the launch behind may read them before this one is done
   }
 
  private:
@@ -155,6 +158,25 @@ struct Choosing {
     __shared__ Candidates values;
     return values;
   }
+  /// Also of what stands behind the experts. The last block leaves sums where logits are read later.
+  __device__ __forceinline__ float sum_of_parts(int output) const {
+    if (output >= args.stride) return -INFINITY;
+    constexpr int at_once = 32;
+    float sum = 0;
+#pragma unroll 1
+    for (int first = 0; first < args.part_count; first += at_once) {
+      float values[at_once];
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        values[i] = first + i < args.part_count ? __ldcg(args.parts + (first + i) * args.stride + output) : 0.0f;
+      }
+#pragma unroll
+      for (const float value : values) sum += value;
+    }
+    if (args.bias != nullptr && output < args.experts) sum += __ldg(args.bias + output);
+    if (blockIdx.x + 1 == gridDim.x) args.logits[output] = sum;
+    return output < args.experts ? sum : -INFINITY;
+  }
   __device__ __forceinline__ float completed(float logit, int expert, bool exists, float factor) const {
     const float bias = exists && args.input_norm != nullptr && args.bias != nullptr ? __ldg(args.bias + expert) : 0.0f;
     return (logit - bias) * factor + bias;
@@ -164,7 +186,7 @@ struct Choosing {
   }
 };
 
-/// Fills places_here(), once the launch before is done. By the whole block.
+/// Fills places_here(), once they can be known. By the whole block.
 template <int threads>
 __device__ __forceinline__ void find_places(const RoutedLaunch& args) {
   Places& places = places_here();

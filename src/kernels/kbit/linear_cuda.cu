@@ -31,6 +31,18 @@ bool is_compact(const frame::Launch& launch, int blocks) {
   return launch.aligned && launch.k % 64 == 0 && most < group;
 }
 
+/// What is_compact() will say of a product of one row, whose x can be read 16 bytes at a time.
+bool leaves_tail(const LinearDesc& desc) {
+  frame::Launch launch{};
+  const frame::Map map(desc.n(), desc.k());
+  launch.k = desc.k();
+  launch.k_tiles = static_cast<int>(map.col_groups);
+  launch.tiles = static_cast<int>(map.tiles());
+  launch.aligned = true;
+  launch.routes.sums = 1;
+  return desc.m == 1 && is_compact(launch, blocks_for(desc.gpu, launch.tiles));
+}
+
 /// The least units that give every warp one at most; single tiles where none does, or k does not end with a unit.
 int unit_shift_of(const frame::Launch& launch, int blocks) {
   for (int shift = 0; shift <= kbit::most_unit_shift && launch.k_tiles % (1 << shift) == 0; ++shift) {
@@ -50,6 +62,7 @@ void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   if (takes_fused_kernel(args)) {
     const int blocks = blocks_for(stream, launch.tiles);
     if (!args.beside_routed || !is_compact(launch, blocks)) {
+      ensure(args.fusion.tail.weight == nullptr, "kbit: a product that leaves no tail");
       return kbit::launch_fused_gemv(launch, args.pass().scheme, blocks, stream, args.shape);
     }
     return launch_compact(frame::RoutedLaunch{launch, {}, {}}, args, blocks, stream);
@@ -129,6 +142,7 @@ constexpr KernelRow rows[] = {
      .check = check_kbit_pass,
      .run = run_gemv,
      .run_routed = run_routed,
+     .leaves_tail = leaves_tail,
      .fuses = true},
     {.name = "kbit-gemm",
      .description = "17 to 128 rows, 64 at a time: activations in shared memory, scales multiply the weights",

@@ -14,10 +14,10 @@ namespace {
 /// Elements from row to row of a panel: rows begin on 16 bytes.
 int64_t panel_stride(int64_t k) { return (k + 7) / 8 * 8; }
 
-/// Outputs of a panel, whole N-tiles: decoded weights of 32 MB are still in the L2 cache when they are multiplied.
-int64_t panel_outputs(int64_t n, int64_t k) {
+/// Outputs of a panel of at most so many bytes, whole N-tiles.
+int64_t panel_outputs(int64_t n, int64_t k, int64_t bytes) {
   constexpr int64_t group = repack::KbitFragmentMap::tile_rows;
-  const int64_t fitting = (int64_t{32} << 20) / 2 / panel_stride(k) / group * group;
+  const int64_t fitting = bytes / 2 / panel_stride(k) / group * group;
   return std::min(std::max(fitting, group), (n + group - 1) / group * group);
 }
 
@@ -52,14 +52,15 @@ device::CublasProduct product_of(const LinearArgs& args, void* memory) {
 
 }  // namespace
 
-size_t panel_memory_bytes(int64_t n, int64_t k) {
-  return device::cublas_workspace_bytes + static_cast<size_t>(panel_outputs(n, k) * panel_stride(k)) * 2;
+size_t panel_memory_bytes(int64_t n, int64_t k, int64_t panel_bytes) {
+  return device::cublas_workspace_bytes + static_cast<size_t>(panel_outputs(n, k, panel_bytes) * panel_stride(k)) * 2;
 }
 
 WorkspaceSizes dequantize_gemm_workspace(const LinearDesc& desc) { return {0, panel_memory_bytes(desc.n(), desc.k())}; }
 
-void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& decode, const device::Stream& stream) {
-  const int64_t n = args.n(), outputs = panel_outputs(n, args.k());
+void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& decode, const device::Stream& stream,
+                     int64_t panel_bytes) {
+  const int64_t n = args.n(), outputs = panel_outputs(n, args.k(), panel_bytes);
   if (args.residual != nullptr && args.residual != args.y) copy_residual(args, stream);
   std::byte* const panel = static_cast<std::byte*>(memory) + device::cublas_workspace_bytes;
   device::CublasProduct product = product_of(args, memory);

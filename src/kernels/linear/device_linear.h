@@ -165,6 +165,8 @@ WorkspaceSizes workspace_sizes(const device::Properties& gpu, const DeviceLinear
 
 /// Whether the product of one row takes a LinearFusion: one launch, of a kernel that fuses.
 bool fuses(const LaunchSteps& steps);
+/// Whether a product of one row beside routed ones (LinearCall::beside_routed) makes a TailProduct of so many outputs.
+bool leaves_tail(const device::Properties& gpu, const DeviceLinear& linear, const LaunchSteps& steps, int64_t outputs);
 /// Whether the kernel of so many rows makes silu(gate) · up.
 bool gates(const DeviceLinear& linear, const LaunchSteps& steps, int64_t rows);
 
@@ -183,6 +185,7 @@ struct RoutedCall {
       {};  ///< logits: the launch chooses `experts` itself, of those that chooses() accepts; null: they stand
   ExpertPrefetch next = {};    ///< what the launch behind this one reads of the same experts
   bool weights_ready = false;  ///< LinearCall
+  bool places_stand = false;   ///< experts and shares are those that the routed launch before this one chose
 };
 /// Whether a linear of weights with n outputs each can be multiplied so.
 bool routes(const DeviceLinear& linear, const LaunchPlan& plan, int64_t n);

@@ -77,6 +77,8 @@ struct KernelRow {
   void (*run_routed)(const LinearArgs&, const RoutedArgs&, const device::Stream&) = nullptr;
   /// Up to most_group_rows rows of each of many weights; the pass has the outputs of one. Null: it cannot.
   void (*run_grouped)(const LinearArgs&, const GroupedArgs&, const device::Stream&) = nullptr;
+  /// Whether its kernel of one row beside routed ones makes a TailProduct. Null: it does not.
+  bool (*leaves_tail)(const LinearDesc&) = nullptr;
   bool fuses = false;                  ///< takes a LinearFusion where there is one row, with gates in turns
   GateOrder swiglu = GateOrder::none;  ///< takes LinearFusion::swiglu, by itself, for all its rows, of such gates
   /// May begin while the launch before still runs; else only where it fuses.

@@ -173,6 +173,12 @@ bool gates(const DeviceLinear& linear, const LaunchSteps& steps, int64_t rows) {
   return row.swiglu == linear.gates || (rows == 1 && row.fuses && linear.gates == GateOrder::turns);
 }
 
+bool leaves_tail(const device::Properties& gpu, const DeviceLinear& linear, const LaunchSteps& steps, int64_t outputs) {
+  if (!fuses(steps) || outputs > most_tail_outputs || linear.n() % 64 != 0) return false;
+  const auto leaves = steps.front().row->leaves_tail;
+  return leaves != nullptr && leaves({.gpu = gpu, .passes = linear.passes, .m = 1});
+}
+
 double error_bound(const LaunchSteps& steps, bool fp32_result) {
   double bound = 0;
   size_t passes = 0;
@@ -265,7 +271,8 @@ void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const R
                       .places = call.places,
                       .groups = static_cast<int>(call.n / 64),
                       .sums = sums ? call.places : 1,
-                      .x_stride = call.x_stride};
+                      .x_stride = call.x_stride,
+                      .stand = call.places_stand};
   plan.steps(1).front().row->run_routed(args, {routes, call.choice, call.next}, stream);
 }
 

@@ -66,6 +66,13 @@ void check_fusion(const KernelRow& row, const LinearArgs& args) {
   require(fusion.next_x == nullptr || (adds && has_norm && fusion.last_norm != fusion.next_norm),
           "a product that leaves the next one's input",
           "y is the f32 residual stream, and the norm has weights and two states");
+  const TailProduct& tail = fusion.tail;
+  require(tail.weight == nullptr ||
+              (fusion.next_x != nullptr && args.beside_routed && aligned(args.x, 16) && row.leaves_tail != nullptr),
+          "a product that leaves parts of another one", "leaves_tail() says which do, beside routed ones");
+  require(tail.weight == nullptr || (tail.outputs >= 1 && tail.outputs <= most_tail_outputs && tail.parts != nullptr &&
+                                     aligned(tail.weight, 16) && aligned(tail.parts, 4)),
+          "another product's parts", "1 to 384 outputs of f16 rows aligned to 16 bytes");
   require(aligned(fusion.next_x, 2) && aligned(fusion.input_norm, 4) && aligned(fusion.next_norm, 4) &&
               aligned(fusion.last_norm, 4),
           "a misaligned pointer", "f32 to 4 bytes");

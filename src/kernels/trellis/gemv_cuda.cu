@@ -5,101 +5,13 @@
 //   work    every warp of the grid works off one contiguous run of tiles; strips that runs share are summed at the end
 //           as frame/gemv_block.cuh says: in a fixed order, across blocks by mailboxes
 //   class   E2
-#include "kernels/frame/gemv_block.cuh"
 #include "kernels/trellis/gemv_run.cuh"
+#include "kernels/trellis/gemv_sums.cuh"
 
 namespace w4q::kernels::trellis {
 namespace {
 
-using device::HalfType;
-
 constexpr int warps = 16;
-static_assert(2 * warps <= 32);
-
-/// Sums that the warps of a block leave for one another, as frame::PartialSums: of the group that a warp came from
-/// (slots 0 … warps − 1), and of the one that it ended in.
-template <int values>
-struct WarpSums {
-  static constexpr int bytes = 2 * warps * (values + 1) * 4;
-  float* sums;
-  int* groups;
-
-  __device__ explicit WarpSums(char* memory)
-      : sums(reinterpret_cast<float*>(memory)), groups(reinterpret_cast<int*>(memory) + 2 * warps * values) {}
-  __device__ float* of(int slot) const { return sums + slot * values; }
-  __device__ void leave(int slot, int group) const {
-    if (threadIdx.x % 32 == 0) groups[slot] = group;
-  }
-};
-
-/// The outputs of one of the parts of 64 in which a group is stored: a lane has two.
-template <bool gated>
-struct Part {
-  int low, high;      ///< among the group's sums
-  int row, high_row;  ///< of the weight
-  int group;          ///< of 64 outputs that are stored, or 64 gates and ups
-  static constexpr int count = gated ? 4 : 2;
-
-  __device__ Part(const TrellisLaunch& args, int group_, int part) : group(count * group_ + part) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if constexpr (gated) {
-      const bool up = lane / gate_up_turn % 2 != 0;
-      const int at = 32 * part + lane / 16 * gate_up_turn + lane % gate_up_turn;
-      low = at + (up ? 128 : 0);
-      high = low + 16;
-      row = 128 * group_ + at + (up ? static_cast<int>(args.n) / 2 : 0);
-      high_row = row + 16;
-    } else {
-      low = 64 * part + lane;
-      high = low + 32;
-      row = 64 * group + lane;
-      high_row = row + 32;
-    }
-  }
-  __device__ bool exists(const TrellisLaunch& args) const { return gated || 64 * group < args.n; }
-  __device__ auto store(const TrellisLaunch& args) const {
-    return frame::GroupStore<HalfType, true>(args, group, row, high_row);
-  }
-};
-
-template <bool gated>
-__device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
-                       const WarpSums<128 * Cursor<gated>::strips>& partial) {
-  using Part = trellis::Part<gated>;
-  constexpr int values = 128 * Cursor<gated>::strips;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int tasks = (plan.final_group - plan.first_group + 1) * Part::count;
-  for (int task = static_cast<int>(threadIdx.x) / 32; task < tasks; task += warps) {
-    const int group = plan.final_group - task / Part::count;
-    const unsigned members = __ballot_sync(0xFFFFFFFFu, lane < 2 * warps && partial.groups[lane] == group);
-    const Part part(args, group, task % Part::count);
-    if (members == 0 || !part.exists(args)) continue;
-    const auto store = part.store(args);
-    float sums[2] = {};
-#pragma unroll
-    for (int slot = 0; slot < 2 * warps; ++slot) {
-      const bool member = (members >> slot & 1) != 0;
-      sums[0] += member ? partial.of(slot)[part.low] : 0;
-      sums[1] += member ? partial.of(slot)[part.high] : 0;
-    }
-    const auto mailbox = [&](int block) { return args.mailboxes + static_cast<int64_t>(block) * values + part.low; };
-    const int apart = part.high - part.low;
-    if (group == plan.final_group && plan.shares_final) {
-      frame::send(mailbox(static_cast<int>(blockIdx.x)), sums[0]);
-      frame::send(mailbox(static_cast<int>(blockIdx.x)) + apart, sums[1]);
-      continue;
-    }
-    if (group == plan.first_group) {
-      float total[2] = {};
-      for (int block = plan.first_sharer; block < static_cast<int>(blockIdx.x); ++block) {
-        frame::receive(mailbox(block), apart, total);
-      }
-      sums[0] += total[0];
-      sums[1] += total[1];
-    }
-    store.run({sums[0], sums[1]});
-  }
-}
 
 /// Stages the inputs of half tiles [begin, end), by all warps.
 template <bool gated>
@@ -119,7 +31,7 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_gemv_kernel(const Trell
   constexpr bool gated = strips == 2;
   extern __shared__ uint4 shared[];
   device::trigger_dependent_launch();
-  const WarpSums<128 * strips> partial(reinterpret_cast<char*>(shared));
+  const WarpSums<warps, group_outputs<gated>> partial(reinterpret_cast<char*>(shared));
   const StagedInputs staged{reinterpret_cast<char*>(shared) + partial.bytes};
   const int warp = frame::warp_index(), lane = static_cast<int>(threadIdx.x) % 32;
   const frame::Partition blocks(2 * args.tiles, gridDim.x);
@@ -170,12 +82,12 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_gemv_kernel(const Trell
   }
   frame::prefetch_next<warps>(args, warp);
   __syncthreads();
-  fix_up<gated>(args, plan, partial);
+  fix_up<gated, warps>(args, plan, partial);
 }
 
 template <class Codes, bool gated>
 void launch_sides(const TrellisLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
-  constexpr int sum_bytes = WarpSums<128 * Cursor<gated>::strips>::bytes;
+  constexpr int sum_bytes = WarpSums<warps, group_outputs<gated>>::bytes;
   static_assert(sum_bytes + (most_inputs + piece_inputs - 1) / piece_inputs * StagedInputs::piece_bytes <=
                 least_shared_bytes);
   const size_t input_bytes = static_cast<size_t>(pieces_of(args.k)) * StagedInputs::piece_bytes;

@@ -13,12 +13,6 @@ namespace w4q::kernels::trellis {
 
 constexpr int lane_sums = Map::lane_rows;  ///< of a strip, before lanes t are added up
 
-__device__ __forceinline__ void multiply_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /// Where a run is: at half a tile, eight of the 16 columns of every lane, of a group, which is a strip, or a strip of gates
 /// and the one of their ups. Of those a piece of gates comes before the same piece of ups.
 template <bool gated>

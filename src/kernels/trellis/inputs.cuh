@@ -13,6 +13,15 @@ namespace w4q::kernels::trellis {
 
 constexpr int term_factor = 254, largest_term = 127;
 
+/// Of an input that is at most largest_term.
+struct Terms {
+  int first, second;
+  __device__ __forceinline__ explicit Terms(float scaled) {
+    first = __float2int_rn(scaled);
+    second = __float2int_rn((scaled - static_cast<float>(first)) * term_factor);
+  }
+};
+
 /// Of a tile: the scale of its terms, and what brings sums of their products with bytes to those with levels, of either
 /// half of the lanes' inputs.
 struct TileInputs {
@@ -51,7 +60,7 @@ struct InputStager {
   __device__ __forceinline__ void stage(int piece, const StagedInputs& staged) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float x[8];
-    load(piece_inputs * piece + 8 * lane, x);
+    widen(rotated(piece_inputs * piece + 8 * lane), x);
     float largest = 0;
 #pragma unroll
     for (const float value : x) largest = largest_of(largest, fabsf(value));
@@ -64,12 +73,10 @@ struct InputStager {
     int sum = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float scaled = x[j] * to_terms;
-      const int term = __float2int_rn(scaled);
-      const int rest = __float2int_rn((scaled - static_cast<float>(term)) * term_factor);
-      first[j / 4] |= (static_cast<uint32_t>(term) & 0xFF) << 8 * (j % 4);
-      second[j / 4] |= (static_cast<uint32_t>(rest) & 0xFF) << 8 * (j % 4);
-      sum += term_factor * term + rest;
+      const Terms terms(x[j] * to_terms);
+      first[j / 4] |= (static_cast<uint32_t>(terms.first) & 0xFF) << 8 * (j % 4);
+      second[j / 4] |= (static_cast<uint32_t>(terms.second) & 0xFF) << 8 * (j % 4);
+      sum += term_factor * terms.first + terms.second;
     }
     // Lanes t of a tile have 16 inputs each, as the words of a lane of two halves: even and odd lanes here.
 #pragma unroll
@@ -84,9 +91,8 @@ struct InputStager {
     reinterpret_cast<TileInputs*>(to + 2 * piece_inputs)[lane / 8] = {scale, {middle * sum, middle * odd_sum}};
   }
 
- private:
-  /// Eight inputs from `column` on; zeros beyond k.
-  __device__ __forceinline__ void load(int column, float (&x)[8]) const {
+  /// Eight inputs from `column` on, of f16, divided and rotated; zeros beyond k. By a warp, whose lanes have neighbours.
+  __device__ __forceinline__ uint4 rotated(int column) const {
     const int left = static_cast<int>(args.k) - column;
     const __half* const from = static_cast<const __half*>(args.x) + column;
     rotated::RawInputs raw{};
@@ -96,7 +102,10 @@ struct InputStager {
       if (left > 0) raw.signs = __ldg(args.signs + column / 32);
       raw.x = rotation.rotate(raw);
     }
-    const uint32_t words[4] = {raw.x.x, raw.x.y, raw.x.z, raw.x.w};
+    return raw.x;
+  }
+  __device__ __forceinline__ static void widen(const uint4& halves, float (&x)[8]) {
+    const uint32_t words[4] = {halves.x, halves.y, halves.z, halves.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float2 pair = device::HalfType::widen_pair(words[j]);
@@ -104,6 +113,8 @@ struct InputStager {
       x[2 * j + 1] = pair.y;
     }
   }
+
+ private:
   /// By the input's scale, rounded to f16 as a launch of its own would.
   __device__ __forceinline__ uint4 divided(const uint4& x, int column, int left) const {
     const uint32_t words[4] = {x.x, x.y, x.z, x.w};

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/with_bits.h"
+#include "device/properties.h"
 #include "formats/scheme.h"
 #include "kernels/frame/launch.cuh"
 #include "kernels/rotated/share.cuh"
@@ -28,6 +29,10 @@ constexpr int64_t most_inputs = 28672;
 /// One row of f16 (gemv_cuda.cu), with what lies between products; SwiGLU of gates above ups, whole strips of either.
 void launch_gemv(const TrellisLaunch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
                  std::string_view shape);
+/// The same where a block has room for it (gemv_units_cuda.cu).
+bool unit_gemv_takes(const device::Properties& gpu, int bits, int64_t n, int64_t k, int blocks);
+void launch_unit_gemv(const TrellisLaunch& args, const formats::Scheme& scheme, int blocks,
+                      const device::Stream& stream, std::string_view shape);
 /// 2 to 16 rows of f16 (rows_cuda.cu).
 void launch_rows(const TrellisLaunch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
                  std::string_view shape);

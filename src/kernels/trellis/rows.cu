@@ -28,6 +28,13 @@ bool accepts(const LinearDesc& desc, int64_t least, int64_t most, std::string* w
 bool accepts_gemv(const LinearDesc& desc, std::string* why) {
   return accepts(desc, 1, 1, why) && (desc.k() <= trellis::most_inputs || because(why, "takes up to 28672 inputs"));
 }
+int blocks_of(const device::Properties& gpu, int64_t n, int64_t k) { return blocks_for(gpu, 2 * Map(n, k).tiles()); }
+bool accepts_units(const LinearDesc& desc, std::string* why) {
+  if (!accepts(desc, 1, 1, why)) return false;
+  const int blocks = blocks_of(desc.gpu, desc.n(), desc.k());
+  return trellis::unit_gemv_takes(desc.gpu, desc.pass().scheme.bits, desc.n(), desc.k(), blocks) ||
+         because(why, "takes multiples of 1024 inputs that fit shared memory");
+}
 /// Loading cuBLAS takes a while: it is not asked for as long as one launch takes all rows.
 bool accepts_few(const LinearDesc& desc, std::string* why) {
   const bool alone = desc.m > most_gemv_rows && !device::have_cublas();
@@ -79,7 +86,6 @@ LinearArgs with_rotated_input(LinearArgs args, const device::Stream& stream) {
 
 // -- launches
 
-int blocks_of(const device::Properties& gpu, int64_t n, int64_t k) { return blocks_for(gpu, 2 * Map(n, k).tiles()); }
 /// Of blocks that hand so many sums to others.
 WorkspaceSizes workspace_of(const LinearDesc& desc, int64_t sums) {
   const int blocks = blocks_of(desc.gpu, desc.n(), desc.k());
@@ -93,8 +99,10 @@ WorkspaceSizes workspace_of_few(const LinearDesc& desc) {
   sizes.semaphores += spare_semaphore_bytes;  // of the blocks that rotate together
   return sizes;
 }
+/// Of decoded weights: decoding waits for its stores wherever they go, and cuBLAS is faster with more outputs.
+constexpr int64_t panel_bytes = int64_t{128} << 20;
 WorkspaceSizes workspace_of_wide(const LinearDesc& desc) {
-  return {0, input_bytes(desc) + panel_memory_bytes(desc.n(), desc.k())};
+  return {0, input_bytes(desc) + panel_memory_bytes(desc.n(), desc.k(), panel_bytes)};
 }
 
 TrellisLaunch launch_of(const LinearArgs& args) {
@@ -114,7 +122,7 @@ TrellisLaunch launch_of(const LinearArgs& args) {
   return launch;
 }
 
-void run_gemv(const LinearArgs& args, const device::Stream& stream) {
+void run_one_row(decltype(trellis::launch_gemv)& launch_row, const LinearArgs& args, const device::Stream& stream) {
   const bool inside = rotates_inside(args);
   TrellisLaunch launch = launch_of(inside ? args : with_rotated_input(args, stream));
   if (inside) {
@@ -124,7 +132,11 @@ void run_gemv(const LinearArgs& args, const device::Stream& stream) {
     launch.result_factor *= rotated::FragmentRotation::scale(launch.block);
   }
   const int blocks = blocks_of(stream.context().properties(), args.n(), args.k());
-  trellis::launch_gemv(launch, args.pass().scheme, blocks, stream, args.shape);
+  launch_row(launch, args.pass().scheme, blocks, stream, args.shape);
+}
+void run_gemv(const LinearArgs& args, const device::Stream& stream) { run_one_row(trellis::launch_gemv, args, stream); }
+void run_units(const LinearArgs& args, const device::Stream& stream) {
+  run_one_row(trellis::launch_unit_gemv, args, stream);
 }
 
 /// The blocks rotate their input together, into the scratch.
@@ -167,7 +179,7 @@ void run_wide(const LinearArgs& args, const device::Stream& stream) {
       [&](int64_t first, int64_t count, const DeviceRows& out) {
         trellis::dequantize(weight, first, count, out, stream);
       },
-      stream);
+      stream, panel_bytes);
 }
 
 void check_pass(const DevicePass& pass) {
@@ -187,6 +199,16 @@ void check_pass(const DevicePass& pass) {
 constexpr double trellis_error = 1.5e-3;
 
 constexpr KernelRow rows[] = {
+    {.name = "trellis-unit-gemv",
+     .description = "1 row, k a multiple of 1024, much shared memory: as trellis-gemv with fewer instructions",
+     .accepts = accepts_units,
+     .workspace = workspace_of_gemv,
+     .check = check_pass,
+     .run = run_units,
+     .fuses = true,
+     .swiglu = GateOrder::halves,
+     .scales_input = true,
+     .error = trellis_error},
     {.name = "trellis-gemv",
      .description =
          "1 row: bytes of products straight into the tensor core, inputs as two terms of int8, rotated inside",

@@ -29,6 +29,13 @@ __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_
   return result;
 }
 
+/// c += a · b over bytes: a word of A is a product of a window, its four bytes a level and 510.
+__device__ __forceinline__ void multiply_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /// Two columns of a lane: for each the words that hold the windows of its 16 rows.
 template <class Codes>
 struct ColumnPair {

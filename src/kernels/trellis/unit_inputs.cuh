@@ -1,0 +1,146 @@
+// One row of activations as the GEMV of units multiplies it: the B operands of mma.m16n8k32 over bytes, in shared memory.
+//
+// Four warps work on a strip, each on a quarter of k: rows 2·w and 2·w + 1 of B are the two terms of the inputs of warp
+// w, each four times, and what the other rows leave in a warp's sums nobody reads. A *unit* is what a warp multiplies at a
+// time: half a tile, 32 inputs of each quarter, 1 KB as four steps of two B registers. All terms of a block have one
+// scale, so that sums are whole numbers from the first unit to the last.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/frame/tile.cuh"
+#include "kernels/trellis/inputs.cuh"
+
+namespace w4q::kernels::trellis {
+
+constexpr int quarters = 4;
+constexpr int piece_units = 2 * piece_tiles;
+constexpr int unit_bytes = 1024 + 16;  ///< the units of a piece stand in different banks
+constexpr int unit_piece_bytes = piece_units * (unit_bytes + quarters * static_cast<int>(sizeof(int)));
+
+/// Units of a quarter: k is a multiple of 1024.
+__host__ __device__ inline int quarter_units(int64_t k) { return static_cast<int>(k / 128); }
+
+/// The pieces of every quarter that a block's units lie in: some from piece `begin` on, then some from 0 on.
+struct UnitPieces {
+  int begin, first, second;
+
+  /// Of units [column, column + count) of a quarter of `units`, which begin anew behind the last.
+  __device__ UnitPieces(int column, int count, int units) : begin(column / piece_units) {
+    const auto pieces = [](int past) { return (past + piece_units - 1) / piece_units; };
+    const int past = column + min(count, units);
+    first = pieces(min(past, units)) - begin;
+    second = min(pieces(max(past - units, 0)), begin);
+  }
+  /// Most of them, for blocks of so many units.
+  static int64_t most(int64_t count, int units) {
+    return std::min<int64_t>(units / piece_units, count / piece_units + 3);
+  }
+
+  __device__ int count() const { return first + second; }
+  __device__ int piece(int i) const { return i < first ? begin + i : i - first; }
+  /// Where a unit stands.
+  __device__ int place(int unit) const {
+    const int first_unit = begin * piece_units;
+    return unit >= first_unit ? unit - first_unit : first * piece_units + unit;
+  }
+};
+
+/// Shared memory: B of the units, then [unit][quarter] sums of terms.
+struct StagedUnits {
+  char* units;
+  int* sums;
+
+  __device__ StagedUnits(char* memory, const UnitPieces& pieces)
+      : units(memory), sums(reinterpret_cast<int*>(memory + pieces.count() * piece_units * unit_bytes)) {}
+
+  /// Terms of a lane's eight inputs of piece `piece` of a quarter.
+  __device__ __forceinline__ void put(int piece, int quarter, const uint4& halves, float to_terms) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, t = lane % 8 / 2;
+    const int unit = piece * piece_units + lane / 8 * 2 + lane % 2;
+    float x[8];
+    InputStager::widen(halves, x);
+    char* const to = units + unit * unit_bytes + 32 * quarter + 4 * t;
+    int sum = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const Terms terms(x[j] * to_terms);
+      *reinterpret_cast<uint32_t*>(to + 128 * j) = permute(static_cast<uint32_t>(terms.first), 0, 0);
+      *reinterpret_cast<uint32_t*>(to + 128 * j + 16) = permute(static_cast<uint32_t>(terms.second), 0, 0);
+      sum += terms.first * 65536 + terms.second;
+    }
+#pragma unroll
+    for (int step = 2; step < 8; step *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);  // over lanes t
+    if (t == 0) sums[unit * quarters + quarter] = sum;
+  }
+
+  /// Sums of the first and of the second terms of units [begin, end) of a quarter, by a warp.
+  __device__ __forceinline__ int2 sums_of(const UnitPieces& pieces, int begin, int end, int quarter) const {
+    int first = 0, second = 0;
+    for (int unit = begin + static_cast<int>(threadIdx.x) % 32; unit < end; unit += 32) {
+      const int both = sums[pieces.place(unit) * quarters + quarter];
+      const int low = static_cast<short>(both & 0xFFFF);
+      first += (both - low) >> 16;
+      second += low;
+    }
+    return {__reduce_add_sync(0xFFFFFFFFu, first), __reduce_add_sync(0xFFFFFFFFu, second)};
+  }
+};
+
+/// The largest absolute value of eight f16, as its bits: these have the order of integers, NaN above all.
+__device__ __forceinline__ uint32_t largest_bits(const uint4& halves) {
+  constexpr uint32_t absolute = 0x7FFF7FFFu;
+  const uint32_t most =
+      __vmaxu2(__vmaxu2(halves.x & absolute, halves.y & absolute), __vmaxu2(halves.z & absolute, halves.w & absolute));
+  return max(most & 0xFFFF, most >> 16);
+}
+
+/// Stages the inputs of a block of `warps` warps; ends behind a barrier. `largest` [warps]. Returns the scale of the
+/// terms.
+template <int warps>
+__device__ __forceinline__ float stage_units(const TrellisLaunch& args, const UnitPieces& pieces,
+                                             const StagedUnits& staged, uint32_t* largest) {
+  constexpr int most_held = 4;  // of a warp, in registers; where it has more, they are made twice
+  const int warp = frame::warp_index(), lane = static_cast<int>(threadIdx.x) % 32;
+  const int tasks = quarters * pieces.count();
+  const bool holds = tasks <= most_held * warps;
+  const InputStager stager(args);
+  const auto eight = [&](int task) {
+    const int quarter = task % quarters * static_cast<int>(args.k / quarters);
+    return stager.rotated(quarter + piece_inputs * pieces.piece(task / quarters) + 8 * lane);
+  };
+  uint4 held[most_held];
+  uint32_t most = 0;
+  if (holds) {
+#pragma unroll
+    for (int i = 0; i < most_held; ++i) {
+      const int task = warp + i * warps;
+      if (task >= tasks) continue;
+      held[i] = eight(task);
+      most = max(most, largest_bits(held[i]));
+    }
+  } else {
+    for (int task = warp; task < tasks; task += warps) most = max(most, largest_bits(eight(task)));
+  }
+  most = __reduce_max_sync(0xFFFFFFFFu, most);
+  if (lane == 0) largest[warp] = most;
+  __syncthreads();
+  most = __reduce_max_sync(0xFFFFFFFFu, lane < warps ? largest[lane] : 0);
+  const float of_all = __half2float(__ushort_as_half(static_cast<unsigned short>(most)));
+  const float to_terms = of_all > 0 ? largest_term / of_all : 0.0f;
+  if (holds) {
+#pragma unroll
+    for (int i = 0; i < most_held; ++i) {
+      const int task = warp + i * warps;
+      if (task < tasks) staged.put(task / quarters, task % quarters, held[i], to_terms);
+    }
+  } else {
+    for (int task = warp; task < tasks; task += warps) {
+      staged.put(task / quarters, task % quarters, eight(task), to_terms);
+    }
+  }
+  __syncthreads();
+  return of_all * (1.0f / (largest_term * term_factor));
+}
+
+}  // namespace w4q::kernels::trellis
