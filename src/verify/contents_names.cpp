@@ -232,14 +232,19 @@ void layers_beyond(const StoredContents& contents, ContentsFindings& findings) {
   const bool elsewhere = std::ranges::any_of(contents.tensors().tensors(),
                                              [](const auto& tensor) { return tensor.first.starts_with("mtp."); });
   if (layers <= 0 || (further && !elsewhere)) return;
-  std::set<int64_t> beyond;
+  std::set<int64_t> beyond, predicting;
   for (const auto& [name, info] : contents.tensors().tensors()) {
     if (has_part(name, {"vis", "audio", "mtp", "image", "encoder", "adapter", "lora"})) continue;
     const size_t at = name.find("layers.");
     if (at == std::string::npos || (at > 0 && name[at - 1] != '.')) continue;
-    if (const int64_t layer = model::layer_numbers(name).layer; layer >= layers) beyond.insert(layer);
+    const int64_t layer = model::layer_numbers(name).layer;
+    if (layer < layers) continue;
+    beyond.insert(layer);
+    // What only such a layer has says what it is, whatever config.json leaves out.
+    if (has_part(name, {"eh_proj", "enorm", "hnorm", "shared_head"})) predicting.insert(layer);
   }
   for (const int64_t layer : beyond) {
+    if (predicting.contains(layer)) continue;
     findings.fault(concat("layer ", layer), concat("is there, but config.json says num_hidden_layers ", layers,
                                                    " and nothing of layers for further tokens"));
   }
