@@ -304,7 +304,9 @@ void idle_entries(const StoredContents& contents, ContentsFindings& findings) {
   std::set<std::string, std::less<>> fused;  // as servers name what they load as one
   for (const auto& linear : contents.linears()) fused.insert(checkpoint::served_name(linear.path));
   for (const auto& entry : contents.ignored()) {
-    if (entry == "lm_head" || entry == "re:.*lm_head" || fused.contains(entry) || is_used(contents, entry)) continue;
+    // Programs name the head whether or not embeddings stand for it.
+    const bool head = !NameList({entry}).entry_for("lm_head").empty();
+    if (head || fused.contains(entry) || is_used(contents, entry)) continue;
     findings.fault("config.json", concat("leaves out ", printable(entry), ", and nothing has that name"));
   }
 }
