@@ -5,12 +5,12 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <string_view>
 
 #include "core/progress.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"
 #include "io/digest.h"
+#include "model/kinds.h"
 #include "model/layer_plan.h"
 #include "model/parameters.h"
 #include "verify/rungs.h"
@@ -105,27 +105,15 @@ void relate(const model::OpenedModel& candidate, const LayerGroups& groups,
   for (const auto& [name, what] : profiles.warnings) report.warnings.push_back(concat(printable(name), ": ", what));
 }
 
-/// A name with a star for each of its numbers.
-std::string of_any_layer(std::string_view name) {
-  std::string result;
-  while (!name.empty()) {
-    const std::string_view part = name.substr(0, name.find('.'));
-    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
-    result.append(number ? std::string_view("*") : part).push_back('.');
-    name.remove_prefix(std::min(name.size(), part.size() + 1));
-  }
-  return result;
-}
-
 /// Of linears that are stored, or decoded as they are loaded, as matrices; not of those that are packed in other layers:
 /// scales that were folded there change what is alike in all layers.
 void add_plain(const model::OpenedModel& model, const std::map<std::string, EnergySample, std::less<>>& samples,
                std::map<std::string, Energies, std::less<>>& energies) {
   const io::Checkpoint& tensors = model.folder.tensors;
   std::set<std::string, std::less<>> packed;
-  for (const auto& [name, info] : model.folder.quantization.linears) packed.insert(of_any_layer(name));
+  for (const auto& [name, info] : model.folder.quantization.linears) packed.insert(model::kind_of(name));
   for (const auto& parameter : model::parameters(model)) {
-    if (packed.contains(of_any_layer(model::module_path(parameter.name)))) continue;
+    if (packed.contains(model::kind_of(parameter.name))) continue;
     const auto sample = samples.find(model::module_path(parameter.name));
     if (sample == samples.end() || !parameter.linear || !tensors.contains(parameter.name)) continue;
     const io::TensorInfo& info = tensors.at(parameter.name);
