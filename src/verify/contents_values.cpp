@@ -405,12 +405,14 @@ std::string size_fault(const Measured& one, double median) {
 }
 
 /// A slope of 1 says that a block with a large scale has small codes, as one with an outlier has; of others' scales it
-/// is 0, of inverted ones −1. Far below stands what few patterns make of weights, as of a matrix of low rank. Where scales
-/// hardly differ, none of it is known.
+/// is 0. Far below stands what few patterns make of weights, as of a matrix of low rank. Where scales hardly differ, none of it
+/// is known.
 std::string slope_fault(const Measured& one, bool powers_of_two) {
   const double least_spread = powers_of_two ? 0.2 : 0.03;
-  const double upper = one.slope.value + 4 * one.slope.error;
-  if (one.points < fewest_blocks || one.spread < least_spread || !(upper < 0.5) || one.slope.value < -2) return {};
+  // What is far below is a matrix whose rows differ by far more than its codes tell, as loud channels that were folded.
+  const bool tall = one.linear->kind == Kind::fp8 && one.slope.value > -2;
+  const double most = (tall ? one.slope.value : std::abs(one.slope.value)) + 4 * one.slope.error;
+  if (one.points < fewest_blocks || one.spread < least_spread || !(most < 0.5)) return {};
   const bool turned = one.turned.value > 0.6 && one.turned.value - 4 * one.turned.error > 0.3;
   return concat(
       turned ? "has transposed scales: " : "has the scales of other codes: ", "they follow from its codes by ",

@@ -121,60 +121,6 @@ std::string scale_order_fault(const WeightSample& sample, const WordHabits& habi
   return {};
 }
 
-/// The field behind that of output `row` in an AWQ word belongs to another output; −1 behind the last.
-int64_t next_output(int64_t row) {
-  const auto place =
-      static_cast<size_t>(std::ranges::find(awq_order, static_cast<uint8_t>(row % 8)) - awq_order.begin());
-  return place == 7 ? -1 : row - row % 8 + awq_order[place + 1];
-}
-
-/// Whether zero points follow the ranges of their groups. Groups that are all symmetric need not reach their top.
-bool has_ranges(const PackedWeight& canonical) {
-  if (!canonical.scheme.asymmetric) return false;
-  const int symmetric = formats::integer_symmetric_zero(canonical.scheme.bits);
-  const auto zeros = canonical.plane(formats::PlaneRole::zeros).bytes.as<uint8_t>();
-  return !std::ranges::all_of(zeros, [&](uint8_t zero) { return zero == symmetric; });
-}
-
-/// Eight rows of codes at a time: a group that misses its top, has a code 0, and an odd code in the field behind it.
-/// Rounded groups reach 14 or 15; only where nearly all do is one that does not a sign.
-std::string spill_fault(const PackedWeight& canonical) {
-  const int64_t groups = formats::integer_groups(canonical.scheme, canonical.k);
-  const int64_t size = formats::integer_group_size(canonical.scheme, canonical.k);
-  const auto width = static_cast<size_t>(canonical.k);
-  std::vector<uint8_t> codes(8 * width);
-  int64_t low = 0;
-  std::string place;
-  for (int64_t first = 0; first + 8 <= canonical.n; first += 8) {
-    for (int64_t i = 0; i < 8; ++i) {
-      formats::integer_read_codes(canonical, first + i,
-                                  std::span(codes).subspan(static_cast<size_t>(i) * width, width));
-    }
-    for (int64_t row = first; row < first + 8; ++row) {
-      const auto line = std::span(codes).subspan(static_cast<size_t>(row - first) * width, width);
-      for (int64_t group = 0; group < groups; ++group) {
-        const auto part = line.subspan(static_cast<size_t>(group * size),
-                                       std::min(static_cast<size_t>(size), width - static_cast<size_t>(group * size)));
-        if (std::ranges::max(part) >= 14 || std::ranges::max(part) == std::ranges::min(part)) continue;
-        ++low;
-        const int64_t next = next_output(row);
-        for (size_t i = 0; i < part.size() && place.empty(); ++i) {
-          const auto col = static_cast<size_t>(group * size) + i;
-          const bool odd = next < 0 || (codes[static_cast<size_t>(next - first) * width + col] & 1) != 0;
-          if (part[i] == 0 && odd) {
-            place =
-                concat("output ", row, ", input ", col, ": code 0 in a group whose largest code is ",
-                       +std::ranges::max(part), next < 0 ? "" : concat(", and an odd code behind it in output ", next));
-          }
-        }
-      }
-    }
-  }
-  // One group in two hundred, or a handful in a small weight.
-  if (place.empty() || low > std::max<int64_t>(2, canonical.n * groups / 200)) return {};
-  return "a code of 16 spilled into the next nibble: " + place;
-}
-
 /// Sum of squared errors over the sum of squares; columns of the base, then rows, are fitted to the decoded ones,
 /// because AWQ scales both. Zeros for zeros fit.
 double misfit(const WeightSample& sample, const Reading& reading, std::span<const float> base, int64_t k,
@@ -272,12 +218,8 @@ std::vector<std::string> value_faults(const PackedWeight& canonical, const Weigh
   };
   // The first thing that is wrong upsets what is measured after it.
   const bool leans = has_one_sign(canonical);
-  if ((!leans && (add(constant_zero_fault(canonical, sample)) || add(lean_fault(canonical, sample)))) ||
-      add(zero_order_fault(canonical, sample, habits)) || add(scale_order_fault(sample, habits))) {
-    return faults;
-  }
-  if (habits.may_spill && canonical.scheme.bits == 4 && has_ranges(canonical) && !canonical.scheme.act_order) {
-    add(spill_fault(canonical));
+  if (leans || (!add(constant_zero_fault(canonical, sample)) && !add(lean_fault(canonical, sample)))) {
+    if (!add(zero_order_fault(canonical, sample, habits))) add(scale_order_fault(sample, habits));
   }
   return faults;
 }

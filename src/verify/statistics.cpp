@@ -37,7 +37,8 @@ class Twins {
     if (!is_new) found_.push_back({first->second, subject, what});
   }
 
-  /// Models are also made by repeating whole layers or experts: those are named, and proven to be nothing wrong.
+  /// Models are also made by repeating layers or experts, but for what writes, which is zero or trained at first: those are
+  /// named, and proven to be nothing wrong.
   void report(const model::OpenedModel& model, StatisticsReport& report) const {
     using model::LayerNumbers;
     std::map<LayerNumbers, size_t> packed;
@@ -61,7 +62,7 @@ class Twins {
     for (const Twin& twin : found_) {
       const auto between = places(twin);
       const bool repeated =
-          between.first != between.second && linears[between] == packed[between.second] && !lone(between.second);
+          between.first != between.second && 2 * linears[between] > packed[between.second] && !lone(between.second);
       const std::string text = concat(printable(twin.second), ": its ", twin.what, " are those of ",
                                       printable(twin.first), ", byte for byte");
       if (repeated || between.first.layer < 0) {

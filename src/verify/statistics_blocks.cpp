@@ -920,7 +920,8 @@ class BlockJudge {
   std::string lone_fault(const BlockSubject& subject) const {
     const BlockFigures& figures = subject.figures;
     const auto blocks = static_cast<double>(figures.blocks);
-    constexpr int64_t least_constant = 4;
+    // Low bits, pruned and small weights leave some; a page that was lost leaves more.
+    constexpr int64_t least_constant = 32;
     if (figures.lone_constant >= least_constant &&
         static_cast<double>(figures.lone_constant) <= many_constant * blocks &&
         all_others_are(subject, [](const auto& other) { return other.lone_constant == 0; })) {
@@ -1023,7 +1024,7 @@ class BlockJudge {
     const BlockFigures& figures = subject.figures;
     const auto [slope, error] = figures.match;
     if (!(error > 0) || figures.scale_spread < least_scale_spread || std::abs(slope) > nothing_within * error ||
-        slope + beyond_chance * error > least_scale_match) {
+        std::abs(slope) + beyond_chance * error > least_scale_match) {
       return {};
     }
     if (!others_are(subject, [](const auto& other) { return other.match.value > sound_match; })) return {};

@@ -17,6 +17,8 @@ constexpr double beyond_chance = 5;
 constexpr double least_scale_spread = 0.05;
 /// Of a model in which many weights are unsure and none has another's scales, scales do not follow from codes at all.
 constexpr int most_in_vain = 16;
+/// One in so many weights.
+constexpr int most_unsure = 4;
 /// Others that are tried, those of the same layer first.
 constexpr size_t most_tried = 1024;
 
@@ -47,7 +49,9 @@ class Search {
     }
     const auto [stored, error] = subject.figures.match;
     const double least = stored + std::max(least_gain, beyond_chance * std::hypot(error, best.error));
-    if (donor == nullptr || best.value < sound_match || best.value > most_match || best.value < least) return {};
+    // Whose scales were exchanged has lost his own.
+    if (donor == nullptr || std::abs(donor->figures.match.value) > unsure_match) return {};
+    if (best.value < sound_match || best.value > most_match || best.value < least) return {};
     return concat("holds the scales of ", printable(donor->name), ": from its codes those follow by ",
                   fixed(best.value, 2), ", its own by ", fixed(stored, 2), " (1: wholly)");
   }
@@ -90,6 +94,9 @@ std::map<std::string, std::string> exchanged_scales(const checkpoint::Folder& fo
                                                     std::span<const BlockSubject> passes) {
   std::map<std::string, std::string> faults;
   const Search search(folder, passes);
+  // Of weights nearly all of which were pruned scales do not follow from codes.
+  const auto unsure = std::ranges::count_if(passes, [](const BlockSubject& one) { return is_unsure(one.figures); });
+  if (most_unsure * unsure > std::ssize(passes)) return faults;
   int in_vain = 0;
   for (const BlockSubject& subject : passes) {
     if (!subject.scheme.starts_with("int") || !subject.scheme.ends_with(" 0") || !is_unsure(subject.figures)) continue;

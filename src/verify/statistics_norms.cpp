@@ -182,7 +182,7 @@ constexpr double far_size = 32, near_size = 4;
 
 /// The bytes of one norm are of the other type than all its like, whatever the header calls them.
 void add_other_bytes(const std::vector<Vector>& norms, const std::set<std::string, std::less<>>& plain,
-                     std::vector<std::string>& faults) {
+                     std::vector<std::string>& warnings) {
   constexpr size_t fewest = 3;
   for (const Vector& norm : norms) {
     if (!plain.contains(norm.name) || !(norm.median > 0) || !(norm.other_median > 0) || !(norm.reader > 0)) continue;
@@ -199,9 +199,9 @@ void add_other_bytes(const std::vector<Vector>& norms, const std::set<std::strin
     const double read_so = norm.other_median * norm.reader;
     const bool near = read_so < near_size * usual && near_size * read_so > usual;
     if (!is_far(norm.median * norm.reader) || !near || std::ranges::any_of(sizes, is_far)) continue;
-    faults.push_back(concat(printable(norm.name), ": half of its values are below ", norm.median, " in size, read as ",
-                            dtype_name(other_half(norm.dtype)), " below ", norm.other_median,
-                            ", as the others of its name are: its bytes are of that type"));
+    warnings.push_back(concat(printable(norm.name), ": half of its values are below ", norm.median,
+                              " in size, read as ", dtype_name(other_half(norm.dtype)), " below ", norm.other_median,
+                              ", as the others of its name are: its bytes may be of that type"));
   }
 }
 
@@ -374,7 +374,7 @@ NormReport check_norms(const model::OpenedModel& model, const ReaderSizes& reade
     const std::string what = "is zero throughout, as no other of its name is";
     writes ? warn(table, what) : add(table, what);
   }
-  add_other_bytes(norms, plain, faults);
+  add_other_bytes(norms, plain, report.warnings);
   add_offset_norms(model, norms, plain, faults);
   add_unsteady(model, norms, report.warnings);
   add_lone_types(model.folder.tensors, report.warnings);

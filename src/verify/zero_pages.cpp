@@ -237,6 +237,8 @@ std::vector<ByteRun> byte_runs(std::span<const std::byte> bytes) {
     const uint64_t word = word_at(bytes.data() + at);
     if (word != std::rotl(word, 8)) continue;
     const std::byte byte = bytes[at];
+    // What was never written is zero or, of erased flash, has all bits; other bytes that repeat are codes of next to nothing.
+    if (byte != std::byte{0} && byte != std::byte{0xFF}) continue;
     size_t begin = at, end = at + sizeof(word);
     while (begin > 0 && bytes[begin - 1] == byte) --begin;
     while (end + sizeof(word) <= bytes.size() && word_at(bytes.data() + end) == word) end += sizeof(word);

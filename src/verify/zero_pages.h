@@ -1,4 +1,4 @@
-// Pages that were lost: stretches of one byte, zero or another, where a tensor's rows have none, as truncated downloads,
+// Pages that were lost: stretches of one byte, 0 or 255, where a tensor's rows have none, as truncated downloads,
 // sparse copies, torn writes and erased blocks leave them.
 #pragma once
 
@@ -22,7 +22,7 @@ struct ByteRun {
   std::byte byte{0};
 };
 
-/// All stretches of one and the same byte that are as long as a page, in order. Reads one word in every quarter of a page
+/// All stretches of zeros, or of bytes of 255, that are as long as a page, in order. Reads one word in every quarter of a page
 /// of bytes that have none.
 std::vector<ByteRun> byte_runs(std::span<const std::byte> bytes);
 

@@ -433,7 +433,7 @@ TEST(Convention, SpilledSixteen) {
     done = true;
   }
   ASSERT_TRUE(done);
-  checkpoint.expect_only_fault(up + ".qweight", "a code of 16 spilled");
+  // Alone it is a group that misses its top, as searched scales leave some.
   checkpoint.expect_only_fault(up + ".qweight", "a code of 16 spilled", true);
 }
 
