@@ -63,6 +63,11 @@ inline const std::map<std::string, std::string>& small_configs() {
       {"exaone4", R"("sliding_window": 6, "head_dim": 32)"},
       {"granitemoe", local + R"(, "embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 3.0,
         "attention_multiplier": 0.0625)"},
+      {"granite", R"("embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 3.0,
+        "attention_multiplier": 0.0625)"},
+      {"ernie4_5", R"("head_dim": 32, "use_bias": true)"},
+      {"seed_oss", R"("head_dim": 32, "attention_out_bias": true)"},
+      {"olmoe", R"("num_experts": 4, "num_experts_per_tok": 2)"},
       {"ernie4_5_moe", R"("moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
         "moe_layer_start_index": 1)"},
   };
