@@ -10,7 +10,7 @@ import transformers
 
 source, out = sys.argv[1:]
 with open(source) as file:
-    stated = json.load(file)
+    stated = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **json.load(file)}
 name = stated["architectures"][0]
 torch.manual_seed(1)
 model = getattr(transformers, name)(transformers.AutoConfig.for_model(**stated)).float()

@@ -42,6 +42,7 @@ constinit const ArchitectureRow ernie4_5_architecture = {.model_type = "ernie4_5
                                                          .bos_token = 1,
                                                          .eos_token = 2,
                                                          .ties_head = true,
+                                                         .gguf = "ernie4_5",
                                                          .read = read_ernie4_5,
                                                          .blocks = llama_blocks};
 

@@ -36,6 +36,8 @@ constinit const ArchitectureRow granite_architecture = {.model_type = "granite",
                                                         .eos_token = 2,
                                                         .attention_bias = BiasRule::stated,
                                                         .mlp_bias = BiasRule::stated,
+                                                        .gguf = "granite",
+                                                        .gguf_rotary_pairs = true,
                                                         .read = read_granite,
                                                         .blocks = llama_blocks};
 

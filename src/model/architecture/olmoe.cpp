@@ -30,6 +30,7 @@ constinit const ArchitectureRow olmoe_architecture = {.model_type = "olmoe",
                                                       .attention_bias = BiasRule::stated,
                                                       .qk_norm = true,
                                                       .whole_qk_norm = true,
+                                                      .gguf = "olmoe",
                                                       .read = read_olmoe,
                                                       .blocks = olmoe_blocks};
 

@@ -21,6 +21,8 @@ constinit const ArchitectureRow seed_oss_architecture = {.model_type = "seed_oss
                                                          .eos_token = 2,
                                                          .attention_bias = BiasRule::stated,
                                                          .mlp_bias = BiasRule::stated,
+                                                         .gguf = "seed_oss",
+                                                         .gguf_mlp_norm = "post_attention_norm",
                                                          .read = read_seed_oss,
                                                          .blocks = llama_blocks};
 
