@@ -193,9 +193,9 @@ struct KbitCells {
       shared.placed[thread] = 0;
     }
     for (int i = thread; i < kbit_block * kbit_block; i += cuda::cell_threads) {
-      const int before = i / kbit_block, to = i % kbit_block;
+      const int to = i / kbit_block, before = i % kbit_block;  // as it lies in memory
       const bool inside = to < cols && before < to;
-      shared.coupling[i] = inside ? wave.along[(from + to) * wave.k + from + before] : 0.0f;
+      shared.coupling[before * kbit_block + to] = inside ? wave.along[(from + to) * wave.k + from + before] : 0.0f;
     }
   }
 

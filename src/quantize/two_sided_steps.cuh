@@ -38,7 +38,7 @@ struct Wave {
 
 /// A block of a row, in shared memory.
 template <int widest>
-struct Cell {
+struct alignas(16) Cell {
   float target[widest], weight[widest], shift[widest], value[widest];
 };
 
@@ -73,7 +73,7 @@ __device__ void sum_above(const Wave& wave, int64_t first, int64_t row, int64_t 
   }
 }
 
-/// left: Σ over columns of the tile before this block, and what products gave of those before the tile.
+/// left: Σ over columns of the tile before this block.
 template <int widest>
 __device__ void sum_left(const Wave& wave, int64_t first, int64_t row, int64_t from, int cols,
                          Neighbours<widest>& sums) {
@@ -105,23 +105,35 @@ __device__ void sum_left(const Wave& wave, int64_t first, int64_t row, int64_t f
       const int c = begin + i * cell_warps;
       float sum = found[i];
       for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-      if (lane == 0 && c < cols) sums.left[c] = sum + wave.aims[row * wave.k + from + c];
+      if (lane == 0 && c < cols) sums.left[c] = sum;
     }
   }
 }
 
+/// What a thread's column of a cell has before its neighbours in the tile: the weight, and what products gave.
+struct Start {
+  float weight = 0, shift = 0, aim = 0;
+
+  __device__ Start(const Wave& wave, int64_t row, int64_t from, int cols) {
+    const auto c = static_cast<int>(threadIdx.x);
+    if (c >= cols) return;
+    const int64_t at = row * wave.k + from + c;
+    weight = wave.weights[at], shift = wave.shifts[at], aim = wave.aims[at];
+  }
+};
+
 /// shift, weight and target of a cell from what its neighbours are worth; by all threads.
 template <int widest>
-__device__ void aim_cell(const Wave& wave, int64_t row, int64_t from, int cols, const Neighbours<widest>& sums,
-                         Cell<widest>& cell) {
-  for (int c = static_cast<int>(threadIdx.x); c < cols; c += cell_threads) {
-    float sum = sums.above[0][c];
-    for (int warp = 1; warp < cell_warps; ++warp) sum += sums.above[warp][c];
-    const int64_t at = row * wave.k + from + c;
-    cell.shift[c] = sum + wave.shifts[at];
-    cell.weight[c] = wave.weights[at] + cell.shift[c];
-    cell.target[c] = cell.weight[c] + sums.left[c];
-  }
+__device__ void aim_cell(const Start& start, int cols, const Neighbours<widest>& sums, Cell<widest>& cell) {
+  static_assert(widest <= cell_threads);
+  const auto c = static_cast<int>(threadIdx.x);
+  if (c >= cols) return;
+  float sum = sums.above[0][c];
+#pragma unroll
+  for (int warp = 1; warp < cell_warps; ++warp) sum += sums.above[warp][c];
+  cell.shift[c] = sum + start.shift;
+  cell.weight[c] = start.weight + cell.shift[c];
+  cell.target[c] = cell.weight[c] + (sums.left[c] + start.aim);
 }
 
 /// Step `step` of the tiles on a diagonal, which are blockIdx.y: in each a cell of every row that is in a block then,
@@ -145,10 +157,11 @@ __global__ void __launch_bounds__(cell_threads) cell_kernel(Wave wave, Family fa
   family.prepare(shared, wave, from, cols);
   device::wait_grid_dependency();  // all wait, so that the launch behind finds every step before it done
   if (outside) return;
+  const Start start(wave, row, from, cols);
   sum_above(wave, first_row, row, from, cols, sums);
   sum_left(wave, wave.starts[first_block], row, from, cols, sums);
   __syncthreads();
-  aim_cell(wave, row, from, cols, sums, cell);
+  aim_cell(start, cols, sums, cell);
   __syncthreads();
   family.round(shared, wave, cell, wave.order[row], block, from, cols);
   __syncthreads();
