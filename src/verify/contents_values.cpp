@@ -170,11 +170,12 @@ struct Measured {
   double size = NAN;      ///< root of the mean square of its weights, as far as they are sampled
   double inverted = NAN;  ///< the same if its scales divided
   int64_t zero = 0, bad = 0;
-  bool even = false;    ///< NVFP4 or MXFP4 whose scales are all one number
-  bool ones = false;    ///< … which is 1
-  int64_t loud = -1;    ///< a block of FP8 that is far larger than those around it
-  int64_t lost = 0;     ///< sampled blocks whose codes are all zero under a scale as the others have
-  bool random = false;  ///< codes whose exponents are all as frequent
+  bool even = false;     ///< NVFP4 or MXFP4 whose scales are all one number
+  bool ones = false;     ///< … which is 1
+  bool all_one = false;  ///< scales are 1, of any kind
+  int64_t loud = -1;     ///< a block of FP8 that is far larger than those around it
+  int64_t lost = 0;      ///< sampled blocks whose codes are all zero under a scale as the others have
+  bool random = false;   ///< codes whose exponents are all as frequent
   Slope slope, turned;
   int64_t points = 0;
   Grid grid;
@@ -200,8 +201,12 @@ int64_t lost_blocks(std::span<const double> scales, std::span<const double> of_z
   if (all && std::ranges::max(usual) == std::ranges::min(usual)) return 0;
   const auto middle = usual.begin() + static_cast<std::ptrdiff_t>(usual.size() / 2);
   std::ranges::nth_element(usual, middle);
-  return std::ranges::count_if(
-      of_zeros, [&](double scale) { return scale < usual_scale * *middle && scale * usual_scale > *middle; });
+  const auto is_lost = [&](double scale) { return scale < usual_scale * *middle && scale * usual_scale > *middle; };
+  const auto first = std::ranges::find_if(of_zeros, is_lost);
+  if (first == of_zeros.end()) return 0;
+  // One number for all blocks of zeros is the writer's.
+  const bool one = std::ranges::all_of(of_zeros, [&](double scale) { return scale == *first; });
+  return one ? 0 : std::ranges::count_if(of_zeros, is_lost);
 }
 
 /// Of nothing it is 0.
@@ -321,6 +326,7 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   if (linear.kind == Kind::fp8) result.loud = loud_block(blocks), result.grid = grid_of(blocks);
   result.even = linear.kind != Kind::fp8 && has_even_scales(blocks, contents.tensors(), linear);
   result.ones = result.even && scales.front() == 1;
+  result.all_one = std::ranges::all_of(scales, [](float scale) { return scale == 1; });
   if (points == 0) return result;
   result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
   result.inverted = linear.factor.empty() ? std::sqrt(divided / static_cast<double>(points))
@@ -377,13 +383,17 @@ bool slopes_tell(const std::vector<Measured>& measured) {
 }
 
 /// Weights of models are of 0.001 to 1; scales upside down, or none at all, put them far away.
-constexpr double largest_size = 50, smallest_size = 1e-6, far = 100;
+constexpr double largest_size = 50, smallest_size = 1e-6, far = 100, absurd_size = 1e4, absurdly_small = 1e-12;
 
 std::string size_fault(const Measured& one, double median) {
   const bool wild = one.size > largest_size || one.size < smallest_size;
   const bool apart = median > 0 && (one.size > far * median || one.size < median / far);
   if (!wild && !apart) return {};
+  // Folded scales, and layers that were added and hardly trained, make sound weights of any size; but not of the one whose
+  // inverse is usual.
   const bool inverse = one.inverted < largest_size / 10 && one.inverted > smallest_size * 100;
+  const bool absurd = one.size > absurd_size || one.size < absurdly_small || (one.all_one && one.size > largest_size);
+  if (!inverse && !absurd) return {};
   return concat("has weights of the size ", one.size, apart ? concat(", those of the model have ", median) : "",
                 inverse ? concat(": its scales are inverted (the other way it is ", one.inverted, ")")
                         : ": its scales are not those of its codes");
