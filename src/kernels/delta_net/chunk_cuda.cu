@@ -7,15 +7,14 @@
 namespace w4q::kernels {
 namespace {
 
-constexpr int chunk = delta_chunk;
-constexpr int width = 32;  // columns of the state that a block has
+constexpr int block_columns = 32;  // columns of the state that a block has
 // Rows in shared memory, so far apart that the lanes of a fragment ask for different banks.
-constexpr int apart = 8;
+constexpr int row_padding = 8;
 template <int keys>
-constexpr int key_stride = keys + apart;          // of f16
-constexpr int relation_stride = chunk + apart;    // of f16
-constexpr int column_stride = width + apart / 2;  // of fp32
-constexpr int related_stride = chunk + 1;         // of fp32
+constexpr int key_stride = keys + row_padding;                  // of f16
+constexpr int relation_stride = delta_chunk + row_padding;      // of f16
+constexpr int column_stride = block_columns + row_padding / 2;  // of fp32
+constexpr int related_stride = delta_chunk + 1;                 // of fp32
 constexpr int relate_threads = 128, rule_threads = 256;
 
 // ---- fragments ------------------------------------------------------------------------------------------------------
@@ -27,10 +26,10 @@ __device__ __forceinline__ uint32_t to_tf32(float x) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
   return bits;
 }
-__device__ __forceinline__ float rounded(float x) { return __uint_as_float(to_tf32(x)); }
+__device__ __forceinline__ float tf32_rounded(float x) { return __uint_as_float(to_tf32(x)); }
 
 /// c[16 × 8] += a[16 × 8] · b[8 × 8].
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -39,7 +38,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
 
 /// The lane's place in a fragment: row `group` and `group` + 8; a product's columns 2 `part` and 2 `part` + 1. Of the eight
 /// terms of a product a lane has these two as well, whose order does not matter as long as both factors have it.
-struct Lane {
+struct FragmentLane {
   int group = static_cast<int>(threadIdx.x % 32) / 4, part = static_cast<int>(threadIdx.x % 4);
 
   __device__ int row(int tile, int i) const { return 16 * tile + group + i / 2 * 8; }
@@ -47,7 +46,7 @@ struct Lane {
 };
 
 /// Rows of tile `tile` of a matrix of f16, terms from `first` on; f16 are tf32.
-__device__ __forceinline__ void load_rows(const Lane& lane, const __half* from, int stride, int tile, int first,
+__device__ __forceinline__ void load_rows(const FragmentLane& lane, const __half* from, int stride, int tile, int first,
                                           uint32_t (&a)[4]) {
   const __half* const at = from + (16 * tile + lane.group) * stride + first + 2 * lane.part;
   const float2 low = __half22float2(*reinterpret_cast<const __half2*>(at));
@@ -57,8 +56,8 @@ __device__ __forceinline__ void load_rows(const Lane& lane, const __half* from, 
 }
 
 /// The same of the matrix turned over: its columns from 16 `tile` on are the rows.
-__device__ __forceinline__ void load_columns(const Lane& lane, const __half* from, int stride, int tile, int first,
-                                             uint32_t (&a)[4]) {
+__device__ __forceinline__ void load_columns(const FragmentLane& lane, const __half* from, int stride, int tile,
+                                             int first, uint32_t (&a)[4]) {
   const __half* const at = from + (first + 2 * lane.part) * stride + 16 * tile + lane.group;
   a[0] = __float_as_uint(__half2float(at[0])), a[1] = __float_as_uint(__half2float(at[8]));
   a[2] = __float_as_uint(__half2float(at[stride])), a[3] = __float_as_uint(__half2float(at[stride + 8]));
@@ -67,18 +66,18 @@ __device__ __forceinline__ void load_columns(const Lane& lane, const __half* fro
 // ---- what both kernels read -----------------------------------------------------------------------------------------
 
 /// A chunk of a head's rows; those behind the last are zeros.
-struct Chunk {
+struct DeltaRows {
   int64_t first;
   int count;
 
-  __device__ Chunk(const DeltaNetArgs& args, int64_t index)
-      : first(index * chunk), count(static_cast<int>(min(int64_t{chunk}, args.rows - first))) {}
+  __device__ DeltaRows(const DeltaNetArgs& args, int64_t index)
+      : first(index * delta_chunk), count(static_cast<int>(min(int64_t{delta_chunk}, args.rows - first))) {}
 };
 
 template <int keys>
 __device__ __forceinline__ void load_halves(const float* from, int64_t stride, int count, __half* to) {
   constexpr int pieces = keys / 4;
-  for (int at = static_cast<int>(threadIdx.x); at < chunk * pieces; at += static_cast<int>(blockDim.x)) {
+  for (int at = static_cast<int>(threadIdx.x); at < delta_chunk * pieces; at += static_cast<int>(blockDim.x)) {
     const int row = at / pieces, column = at % pieces * 4;
     float4 values = make_float4(0, 0, 0, 0);
     if (row < count) values = *reinterpret_cast<const float4*>(from + row * stride + column);
@@ -90,12 +89,12 @@ __device__ __forceinline__ void load_halves(const float* from, int64_t stride, i
 
 /// By the first warp: sums of the logarithms of decays up to each row. A decay of zero is as good as one of 1e-30.
 template <class Use>
-__device__ __forceinline__ void sum_decays(const Rows& rows, const Chunk& own, int64_t head, const Use& use) {
+__device__ __forceinline__ void sum_decays(const Rows& rows, const DeltaRows& own, int64_t head, const Use& use) {
   if (threadIdx.x >= 32) return;
   const int lane = static_cast<int>(threadIdx.x);
   float carried = 0;
 #pragma unroll
-  for (int part = 0; part < chunk; part += 32) {
+  for (int part = 0; part < delta_chunk; part += 32) {
     const int at = part + lane;
     const float* const rates = rows.rates + ((own.first + at) * rows.shape.value_heads + head) * 2;
     const bool inside = at < own.count;
@@ -116,15 +115,15 @@ __device__ __forceinline__ void sum_decays(const Rows& rows, const Chunk& own, i
 /// Where things stand in shared memory. Below the diagonal of `related` is A, above it (I + A)⁻¹ turned over.
 template <int keys>
 struct RelateMemory {
-  __half key[chunk * key_stride<keys>], query[chunk * key_stride<keys>];
-  float related[chunk * related_stride];
-  float sums[chunk], beta[chunk];
+  __half key[delta_chunk * key_stride<keys>], query[delta_chunk * key_stride<keys>];
+  float related[delta_chunk * related_stride];
+  float sums[delta_chunk], beta[delta_chunk];
 };
 
 /// A below the diagonal, and P into the scratch. A warp has 16 rows, and columns up to the last of them.
 template <int keys>
 __device__ __forceinline__ void relate(RelateMemory<keys>& memory, __half* seen, int64_t stride, int count) {
-  const Lane lane;
+  const FragmentLane lane;
   const int tile = static_cast<int>(threadIdx.x) / 32;
   for (int columns = 0; columns < 2 * tile + 2; ++columns) {
     float of_keys[4] = {}, of_queries[4] = {};
@@ -161,10 +160,10 @@ __device__ __forceinline__ void relate(RelateMemory<keys>& memory, __half* seen,
 
 /// (I + A)⁻¹ above the diagonal: a thread for each column, row after row.
 __device__ __forceinline__ void invert(float* related) {
-  if (threadIdx.x >= chunk) return;
+  if (threadIdx.x >= delta_chunk) return;
   const int column = static_cast<int>(threadIdx.x), begin = column / 32 * 32;
   float* const own = related + column * related_stride;
-  for (int row = begin + 1; row < chunk; ++row) {
+  for (int row = begin + 1; row < delta_chunk; ++row) {
     const float* const line = related + row * related_stride;
     float sum = 0;
 #pragma unroll 8
@@ -183,21 +182,21 @@ __global__ void __launch_bounds__(relate_threads) relate_kernel(const DeltaNetAr
   auto& memory = *reinterpret_cast<RelateMemory<keys>*>(bytes);
   const Rows rows(args);
   const DeltaShape& shape = args.shape;
-  const Chunk own(args, blockIdx.x);
+  const DeltaRows own(args, blockIdx.x);
   const int64_t head = blockIdx.y, key_head = head / (shape.value_heads / shape.key_heads);
   const float* const queries = rows.mixed + own.first * shape.channels() + key_head * keys;
   load_halves<keys>(queries, shape.channels(), own.count, memory.query);
   load_halves<keys>(queries + shape.keys(), shape.channels(), own.count, memory.key);
   sum_decays(rows, own, head, [&](int row, float sum, float beta) { memory.sums[row] = sum, memory.beta[row] = beta; });
   __syncthreads();
-  const int64_t stride = shape.value_heads * 2 * chunk;
-  __half* const solved = rows.relations + own.first * stride + head * 2 * chunk;
-  relate<keys>(memory, solved + chunk, stride, own.count);
+  const int64_t stride = shape.value_heads * 2 * delta_chunk;
+  __half* const solved = rows.relations + own.first * stride + head * 2 * delta_chunk;
+  relate<keys>(memory, solved + delta_chunk, stride, own.count);
   __syncthreads();
   invert(memory.related);
   __syncthreads();
-  for (int at = static_cast<int>(threadIdx.x); at < own.count * (chunk / 2); at += relate_threads) {
-    const int row = at / (chunk / 2), column = at % (chunk / 2) * 2;
+  for (int at = static_cast<int>(threadIdx.x); at < own.count * (delta_chunk / 2); at += relate_threads) {
+    const int row = at / (delta_chunk / 2), column = at % (delta_chunk / 2) * 2;
     const auto value = [&](int c) {
       return c > row ? 0.0f : memory.beta[c] * (c < row ? memory.related[c * related_stride + row] : 1.0f);
     };
@@ -209,15 +208,15 @@ __global__ void __launch_bounds__(relate_threads) relate_kernel(const DeltaNetAr
 
 template <int keys>
 struct RuleMemory {
-  __half key[chunk * key_stride<keys>], query[chunk * key_stride<keys>];
-  __half solved[chunk * relation_stride], seen[chunk * relation_stride];
+  __half key[delta_chunk * key_stride<keys>], query[delta_chunk * key_stride<keys>];
+  __half solved[delta_chunk * relation_stride], seen[delta_chunk * relation_stride];
   float state[keys * column_stride];  // as it was before the chunk, rounded
-  float values[chunk * column_stride], learned[chunk * column_stride];
-  float kept[chunk], left[chunk];  // e^G_i, e^(G_last − G_i)
+  float values[delta_chunk * column_stride], learned[delta_chunk * column_stride];
+  float kept[delta_chunk], left[delta_chunk];  // e^G_i, e^(G_last − G_i)
 };
 
 template <int keys>
-__device__ __forceinline__ void load_chunk(const Rows& rows, const Chunk& own, int64_t head, int64_t column,
+__device__ __forceinline__ void load_chunk(const Rows& rows, const DeltaRows& own, int64_t head, int64_t column,
                                            RuleMemory<keys>& memory) {
   const DeltaShape& shape = rows.shape;
   const int64_t channels = shape.channels(), key_head = head / (shape.value_heads / shape.key_heads);
@@ -225,19 +224,19 @@ __device__ __forceinline__ void load_chunk(const Rows& rows, const Chunk& own, i
   load_halves<keys>(mixed + key_head * keys, channels, own.count, memory.query);
   load_halves<keys>(mixed + shape.keys() + key_head * keys, channels, own.count, memory.key);
   const float* const values = mixed + 2 * shape.keys() + head * shape.value_dim + column;
-  for (int at = static_cast<int>(threadIdx.x); at < chunk * (width / 4); at += rule_threads) {
-    const int row = at / (width / 4), c = at % (width / 4) * 4;
+  for (int at = static_cast<int>(threadIdx.x); at < delta_chunk * (block_columns / 4); at += rule_threads) {
+    const int row = at / (block_columns / 4), c = at % (block_columns / 4) * 4;
     float4 four = make_float4(0, 0, 0, 0);
     if (row < own.count) four = *reinterpret_cast<const float4*>(values + row * channels + c);
     *reinterpret_cast<float4*>(memory.values + row * column_stride + c) = four;
   }
-  const int64_t stride = shape.value_heads * 2 * chunk;
-  const __half* const relations = rows.relations + own.first * stride + head * 2 * chunk;
-  for (int at = static_cast<int>(threadIdx.x); at < chunk * chunk; at += rule_threads) {
-    const int row = at / chunk, pair = at % chunk * 2;  // of both matrices, one behind the other
+  const int64_t stride = shape.value_heads * 2 * delta_chunk;
+  const __half* const relations = rows.relations + own.first * stride + head * 2 * delta_chunk;
+  for (int at = static_cast<int>(threadIdx.x); at < delta_chunk * delta_chunk; at += rule_threads) {
+    const int row = at / delta_chunk, pair = at % delta_chunk * 2;  // of both matrices, one behind the other
     uint32_t two = 0;
     if (row < own.count) two = *reinterpret_cast<const uint32_t*>(relations + row * stride + pair);
-    __half* const to = pair < chunk ? memory.solved + pair : memory.seen + (pair - chunk);
+    __half* const to = pair < delta_chunk ? memory.solved + pair : memory.seen + (pair - delta_chunk);
     *reinterpret_cast<uint32_t*>(to + row * relation_stride) = two;
   }
   float last = 0;
@@ -248,7 +247,7 @@ __device__ __forceinline__ void load_chunk(const Rows& rows, const Chunk& own, i
   if (threadIdx.x < 32) {
     last = __shfl_sync(0xFFFFFFFFu, last, 31);
 #pragma unroll
-    for (int row = static_cast<int>(threadIdx.x); row < chunk; row += 32) {
+    for (int row = static_cast<int>(threadIdx.x); row < delta_chunk; row += 32) {
       const float sum = memory.left[row];
       memory.kept[row] = expf(sum), memory.left[row] = expf(last - sum);
     }
@@ -256,14 +255,14 @@ __device__ __forceinline__ void load_chunk(const Rows& rows, const Chunk& own, i
 }
 
 /// c += tile `tile` of lower triangular f16 [chunk × chunk] times fp32 [chunk × width], 16 columns from 16 `half` on.
-__device__ __forceinline__ void multiply_lower(const Lane& lane, const __half* lower, const float* columns, int tile,
-                                               int half, float (&c)[2][4]) {
+__device__ __forceinline__ void multiply_lower(const FragmentLane& lane, const __half* lower, const float* columns,
+                                               int tile, int half, float (&c)[2][4]) {
   for (int k = 0; k < 16 * tile + 16; k += 8) {
     uint32_t a[4];
     load_rows(lane, lower, relation_stride, tile, k, a);
     const float* const at = columns + (k + 2 * lane.part) * column_stride + 16 * half + lane.group;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) multiply(c[n], a, to_tf32(at[8 * n]), to_tf32(at[8 * n + column_stride]));
+    for (int n = 0; n < 2; ++n) multiply_tf32(c[n], a, to_tf32(at[8 * n]), to_tf32(at[8 * n + column_stride]));
   }
 }
 
@@ -273,12 +272,12 @@ template <int keys>
 __global__ void __launch_bounds__(rule_threads) chunk_rule_kernel(const DeltaNetArgs args) {
   extern __shared__ __align__(16) unsigned char bytes[];
   auto& memory = *reinterpret_cast<RuleMemory<keys>*>(bytes);
-  constexpr int state_tiles = keys / 16, column_tiles = width / 8;
+  constexpr int state_tiles = keys / 16, column_tiles = block_columns / 8;
   const Rows rows(args);
   const DeltaShape& shape = args.shape;
-  const Lane lane;
+  const FragmentLane lane;
   const int warp = static_cast<int>(threadIdx.x) / 32, tile = warp % 4, half = warp / 4;
-  const int64_t head = blockIdx.y, column = int64_t{blockIdx.x} * width;
+  const int64_t head = blockIdx.y, column = int64_t{blockIdx.x} * block_columns;
   float* const stored = args.memory.state + head * keys * shape.value_dim + column;
   const bool has_state = warp < state_tiles;
   float state[column_tiles][4];
@@ -288,11 +287,11 @@ __global__ void __launch_bounds__(rule_threads) chunk_rule_kernel(const DeltaNet
     for (int i = 0; i < 4; ++i) {
       const int key = lane.row(warp, i), c = lane.column(n, i);
       state[n][i] = has_state && !args.begins ? stored[key * shape.value_dim + c] : 0.0f;
-      if (has_state) memory.state[key * column_stride + c] = rounded(state[n][i]);
+      if (has_state) memory.state[key * column_stride + c] = tf32_rounded(state[n][i]);
     }
   }
-  for (int64_t index = 0; index * chunk < args.rows; ++index) {
-    const Chunk own(args, index);
+  for (int64_t index = 0; index * delta_chunk < args.rows; ++index) {
+    const DeltaRows own(args, index);
     __syncthreads();  // nobody reads the chunk before any more
     load_chunk<keys>(rows, own, head, column, memory);
     __syncthreads();
@@ -306,8 +305,8 @@ __global__ void __launch_bounds__(rule_threads) chunk_rule_kernel(const DeltaNet
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const uint32_t b0 = __float_as_uint(at[8 * n]), b1 = __float_as_uint(at[8 * n + column_stride]);
-        multiply(of_keys[n], key, b0, b1);
-        multiply(out[n], query, b0, b1);
+        multiply_tf32(of_keys[n], key, b0, b1);
+        multiply_tf32(out[n], query, b0, b1);
       }
     }
 #pragma unroll
@@ -344,10 +343,10 @@ __global__ void __launch_bounds__(rule_threads) chunk_rule_kernel(const DeltaNet
 #pragma unroll
     for (int n = 0; n < column_tiles; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) state[n][i] *= memory.kept[chunk - 1];
+      for (int i = 0; i < 4; ++i) state[n][i] *= memory.kept[delta_chunk - 1];
     }
 #pragma unroll 2
-    for (int k = 0; k < chunk; k += 8) {
+    for (int k = 0; k < delta_chunk; k += 8) {
       uint32_t a[4];
       load_columns(lane, memory.key, key_stride<keys>, warp, k, a);
       const int row = k + 2 * lane.part;
@@ -355,14 +354,14 @@ __global__ void __launch_bounds__(rule_threads) chunk_rule_kernel(const DeltaNet
       const float first = memory.left[row], second = memory.left[row + 1];
 #pragma unroll
       for (int n = 0; n < column_tiles; ++n) {
-        multiply(state[n], a, to_tf32(first * at[8 * n]), to_tf32(second * at[8 * n + column_stride]));
+        multiply_tf32(state[n], a, to_tf32(first * at[8 * n]), to_tf32(second * at[8 * n + column_stride]));
       }
     }
 #pragma unroll
     for (int n = 0; n < column_tiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        memory.state[lane.row(warp, i) * column_stride + lane.column(n, i)] = rounded(state[n][i]);
+        memory.state[lane.row(warp, i) * column_stride + lane.column(n, i)] = tf32_rounded(state[n][i]);
       }
     }
   }
@@ -377,11 +376,11 @@ __global__ void __launch_bounds__(rule_threads) chunk_rule_kernel(const DeltaNet
 template <int keys>
 void run(const DeltaNetArgs& args, const device::Stream& stream) {
   const auto heads = static_cast<unsigned>(args.shape.value_heads);
-  const auto chunks = static_cast<unsigned>((args.rows + chunk - 1) / chunk);
+  const auto chunks = static_cast<unsigned>((args.rows + delta_chunk - 1) / delta_chunk);
   launch<relate_kernel<keys>>(
       {.grid = dim3(chunks, heads), .threads = relate_threads, .shared_bytes = sizeof(RelateMemory<keys>)}, stream,
       "delta_relate", args);
-  launch<chunk_rule_kernel<keys>>({.grid = dim3(static_cast<unsigned>(args.shape.value_dim / width), heads),
+  launch<chunk_rule_kernel<keys>>({.grid = dim3(static_cast<unsigned>(args.shape.value_dim / block_columns), heads),
                                    .threads = rule_threads,
                                    .shared_bytes = sizeof(RuleMemory<keys>)},
                                   stream, "delta_chunks", args);
@@ -391,7 +390,7 @@ void run(const DeltaNetArgs& args, const device::Stream& stream) {
 
 bool takes_delta_chunks(const DeltaShape& shape, int64_t rows) noexcept {
   constexpr int64_t fewest = 32;
-  return rows >= fewest && (shape.key_dim == 64 || shape.key_dim == 128) && shape.value_dim % width == 0 &&
+  return rows >= fewest && (shape.key_dim == 64 || shape.key_dim == 128) && shape.value_dim % block_columns == 0 &&
          shape.value_heads % 2 == 0;
 }
 

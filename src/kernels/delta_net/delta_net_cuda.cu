@@ -370,14 +370,14 @@ void run_single(const DeltaNetArgs& args, const device::Stream& stream) {
   launch<single_rule_kernel<256>>(launched, stream, "delta_rule", args);
 }
 
-LaunchShape warps(int64_t count) {
+LaunchShape warp_for_each(int64_t count) {
   return {.grid = dim3(static_cast<unsigned>((count * 32 + threads - 1) / threads)), .threads = threads};
 }
 
 /// One row after the other.
 void run_rule(const DeltaNetArgs& args, const device::Stream& stream) {
   const DeltaShape& shape = args.shape;
-  const LaunchShape rule = warps(shape.value_heads * ((shape.value_dim + columns - 1) / columns));
+  const LaunchShape rule = warp_for_each(shape.value_heads * ((shape.value_dim + columns - 1) / columns));
   if (shape.key_dim <= 32) {
     launch<rule_kernel<32>>(rule, stream, "delta_rule", args);
   } else if (shape.key_dim <= 128) {
@@ -389,13 +389,13 @@ void run_rule(const DeltaNetArgs& args, const device::Stream& stream) {
 
 void run_many(const DeltaNetArgs& args, const device::Stream& stream) {
   const DeltaShape& shape = args.shape;
-  launch<prepare_kernel>(warps(args.rows * shape.key_heads), stream, "delta_prepare", args);
+  launch<prepare_kernel>(warp_for_each(args.rows * shape.key_heads), stream, "delta_prepare", args);
   if (takes_delta_chunks(shape, args.rows)) {
     delta_chunks_cuda(args, stream);
   } else {
     run_rule(args, stream);
   }
-  launch<finish_kernel>(warps(args.rows * shape.value_heads), stream, "delta_finish", args);
+  launch<finish_kernel>(warp_for_each(args.rows * shape.value_heads), stream, "delta_finish", args);
 }
 
 }  // namespace
