@@ -90,8 +90,8 @@ void symmetry_of_words(const StoredContents& contents, ContentsFindings& finding
     findings.fault("config.json", concat("says \"sym\": true, but ", printable(found.name),
                                          " has zero points that differ: programs that believe it leave them out"));
   } else if (!sym.get<bool>() && even) {
-    findings.fault("config.json", concat("says \"sym\": false, but all zero points of ", found.tensors,
-                                         " linears are in the middle, as those of symmetric weights are"));
+    findings.notes.push_back(concat("config.json says \"sym\": false, but all zero points of ", found.tensors,
+                                    " linears are in the middle, as those of symmetric weights are"));
   }
 }
 

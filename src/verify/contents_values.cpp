@@ -170,11 +170,12 @@ struct Measured {
   double size = NAN;      ///< root of the mean square of its weights, as far as they are sampled
   double inverted = NAN;  ///< the same if its scales divided
   int64_t zero = 0, bad = 0;
-  bool even = false;    ///< NVFP4 or MXFP4 whose scales are all one number
-  bool ones = false;    ///< … which is 1
-  int64_t loud = -1;    ///< a block of FP8 that is far larger than those around it
-  int64_t lost = 0;     ///< sampled blocks whose codes are all zero under a scale as the others have
-  bool random = false;  ///< codes whose exponents are all as frequent
+  bool even = false;     ///< NVFP4 or MXFP4 whose scales are all one number
+  bool ones = false;     ///< … which is 1
+  bool all_one = false;  ///< scales are 1, of any kind
+  int64_t loud = -1;     ///< a block of FP8 that is far larger than those around it
+  int64_t lost = 0;      ///< sampled blocks whose codes are all zero under a scale as the others have
+  bool random = false;   ///< codes whose exponents are all as frequent
   Slope slope, turned;
   int64_t points = 0;
   Grid grid;
@@ -200,8 +201,12 @@ int64_t lost_blocks(std::span<const double> scales, std::span<const double> of_z
   if (all && std::ranges::max(usual) == std::ranges::min(usual)) return 0;
   const auto middle = usual.begin() + static_cast<std::ptrdiff_t>(usual.size() / 2);
   std::ranges::nth_element(usual, middle);
-  return std::ranges::count_if(
-      of_zeros, [&](double scale) { return scale < usual_scale * *middle && scale * usual_scale > *middle; });
+  const auto is_lost = [&](double scale) { return scale < usual_scale * *middle && scale * usual_scale > *middle; };
+  const auto first = std::ranges::find_if(of_zeros, is_lost);
+  if (first == of_zeros.end()) return 0;
+  // One number for all blocks of zeros is the writer's.
+  const bool one = std::ranges::all_of(of_zeros, [&](double scale) { return scale == *first; });
+  return one ? 0 : std::ranges::count_if(of_zeros, is_lost);
 }
 
 /// Of nothing it is 0.
@@ -296,6 +301,8 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   for (int64_t block = 0; block < count; ++block) {
     if (scales[static_cast<size_t>(block)] == nothing) result.zero += blocks.energy(block) > 0;
   }
+  // E4M3 next to its smallest values is too coarse for a block's largest weight to reach the end of its codes.
+  const double least_scale = linear.kind == Kind::nvfp4 ? 0x1p-4 : 0;
   const double factor = factor_of(contents, linear);
   std::vector<double> deviations, own, turned;
   double energy = 0, divided = 0;
@@ -309,6 +316,7 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
     const double scale = scales[static_cast<size_t>(block)], mean = blocks.energy(block);
     if (std::isfinite(scale) && scale > nothing) (mean > 0 ? of_codes : of_zeros).push_back(scale);
     if (!std::isfinite(scale) || !(scale > nothing) || !(mean > 0)) continue;
+    if (scale < least_scale) continue;
     energy += mean * scale * scale, divided += mean / (scale * scale), ++points;
     deviations.push_back(std::log(mean) / 2), own.push_back(-std::log(scale));
     places.push_back(static_cast<size_t>(block % blocks.across()));
@@ -321,6 +329,7 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   if (linear.kind == Kind::fp8) result.loud = loud_block(blocks), result.grid = grid_of(blocks);
   result.even = linear.kind != Kind::fp8 && has_even_scales(blocks, contents.tensors(), linear);
   result.ones = result.even && scales.front() == 1;
+  result.all_one = std::ranges::all_of(scales, [](float scale) { return scale == 1; });
   if (points == 0) return result;
   result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
   result.inverted = linear.factor.empty() ? std::sqrt(divided / static_cast<double>(points))
@@ -377,13 +386,19 @@ bool slopes_tell(const std::vector<Measured>& measured) {
 }
 
 /// Weights of models are of 0.001 to 1; scales upside down, or none at all, put them far away.
-constexpr double largest_size = 50, smallest_size = 1e-6, far = 100;
+constexpr double largest_size = 50, smallest_size = 1e-6, far = 100, inverted_size = 1000, absurd_size = 1e4,
+                 absurdly_small = 1e-12;
 
 std::string size_fault(const Measured& one, double median) {
   const bool wild = one.size > largest_size || one.size < smallest_size;
   const bool apart = median > 0 && (one.size > far * median || one.size < median / far);
   if (!wild && !apart) return {};
-  const bool inverse = one.inverted < largest_size / 10 && one.inverted > smallest_size * 100;
+  // Folded scales, and layers that were added and hardly trained, make sound weights of any size; but not of the one whose
+  // inverse is usual.
+  const bool inverse = (one.size > inverted_size || one.size < smallest_size) && one.inverted < largest_size / 10 &&
+                       one.inverted > smallest_size * 100;
+  const bool absurd = one.size > absurd_size || one.size < absurdly_small || (one.all_one && one.size > largest_size);
+  if (!inverse && !absurd) return {};
   return concat("has weights of the size ", one.size, apart ? concat(", those of the model have ", median) : "",
                 inverse ? concat(": its scales are inverted (the other way it is ", one.inverted, ")")
                         : ": its scales are not those of its codes");
@@ -405,7 +420,8 @@ std::string slope_fault(const Measured& one, bool powers_of_two) {
 
 /// One whose blocks do not go together, where those of all others do.
 std::string grid_fault(const Measured& one, const std::vector<Measured>& all) {
-  constexpr double least_left = 0.02, least_ratio = 0.8, times_others = 2;
+  // Where a few columns are far louder than all others, sums of squares are those of a few weights, and leave 6 %.
+  constexpr double least_left = 0.15, least_ratio = 0.8, times_others = 2;
   constexpr int64_t fewest = 6;
   if (!one.grid.is_known() || one.grid.weights < least_left || one.grid.ratio() < least_ratio) return {};
   int64_t others = 0;

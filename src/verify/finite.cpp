@@ -15,6 +15,8 @@ namespace {
 
 /// Beyond all others of its tensor by this much: a bit of its exponent has turned.
 constexpr float least_step = 1000;
+/// Of norms and biases, into whose channels scales of 10^4 are folded one by one.
+constexpr float least_step_of_vectors = 1e5f;
 constexpr int64_t least_values = 64;
 /// Text and other bytes that are no numbers are far larger, read as numbers of 16 bits.
 constexpr float largest_of_any = 1e7f;
@@ -75,7 +77,7 @@ std::string fault_of(const io::RowReader& read, const Shape& shape) {
                   "model is larger than ", largest_of_any);
   }
   if (count < least_values || 2 * found.zeros > count || !(found.second > 0)) return {};
-  if (found.largest < least_step * found.second) return {};
+  if (found.largest < (shape.size() > 1 ? least_step : least_step_of_vectors) * found.second) return {};
   return concat("element ", place_of(read, found, k), " is of size ", found.largest, ", all others at most ",
                 found.second, ": a bit of its exponent has turned");
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -123,6 +125,25 @@ void add_plain(const model::OpenedModel& model, const std::map<std::string, Ener
   }
 }
 
+/// Of what reads each norm.
+ReaderSizes reader_sizes(const LayerGroups& groups, const std::map<std::string, Energies, std::less<>>& energies) {
+  ReaderSizes sizes;
+  for (const auto& layer : groups) {
+    for (const auto& group : layer) {
+      const auto found =
+          group.norm && !group.linears.empty() ? energies.find(group.linears.front().name) : energies.end();
+      if (found == energies.end() || found->second.rows_taken.empty()) continue;
+      std::vector<double> columns = found->second.cols;
+      const auto middle = columns.begin() + static_cast<std::ptrdiff_t>(columns.size() / 2);
+      if (columns.empty()) continue;
+      std::ranges::nth_element(columns, middle);
+      sizes.emplace(group.norm->name + ".weight",
+                    std::exp(*middle / 2) / std::sqrt(static_cast<double>(found->second.rows_taken.size())));
+    }
+  }
+  return sizes;
+}
+
 }  // namespace
 
 struct StatisticsCollector::State {
@@ -183,7 +204,9 @@ StatisticsReport StatisticsCollector::report() {
   relate(candidate, state_->groups, state_->energies, report);
   for (auto& fault : unlearnt_faults(candidate, state_->groups, report.energy, state_->energies))
     report.faults.push_back(std::move(fault));
-  for (auto& fault : norm_faults(candidate)) report.faults.push_back(std::move(fault));
+  auto norms = check_norms(candidate, reader_sizes(state_->groups, state_->energies));
+  std::ranges::move(norms.faults, std::back_inserter(report.faults));
+  std::ranges::move(norms.warnings, std::back_inserter(report.warnings));
   return report;
 }
 
@@ -245,9 +268,6 @@ std::vector<Verdict> verdicts_of(const StatisticsReport& report) {
     const auto& zeros = pass.figures.zeros;
     if (zeros.error > 0)
       hold("mean codes over zero points", pass.name, zeros.value + 5 * zeros.error, least_zero_match);
-  }
-  for (const Place& place : report.places) {
-    hold("standard errors of relation", concat(place.linear, " ", place.side), place.sigmas, least_sigmas);
   }
   std::vector<Verdict> verdicts;
   for (auto& [rule, verdict] : nearest) verdicts.push_back(std::move(verdict));

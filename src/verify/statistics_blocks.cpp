@@ -28,6 +28,8 @@ constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
 
 /// A scale that stands out: in standard deviations and, where blocks hardly differ, as a logarithm.
 constexpr double most_spreads = 12, least_loud = 2, least_quiet = 9;
+/// … by so much at least, as a bit of an exponent makes it (16 times): by 10 times.
+constexpr double least_turned = 2.3;
 
 /// Log deviation of the codes of a block with an outlier, below that of most.
 constexpr double outlier_below = 0.3;
@@ -192,6 +194,11 @@ Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
 }
 
 Slope BlockSample::match_of_scales(std::span<const double> log_scales) const {
+  // E4M3 next to its smallest values is too coarse for a block's largest weight to reach the end of its codes.
+  double least = -INFINITY;
+  if (weight_.scheme.scale == formats::ScaleType::e4m3) {
+    for (const double scale : log_scales) least = std::isnan(scale) ? least : std::max(least, scale - std::log(0x1p12));
+  }
   std::vector<size_t> place;
   std::vector<double> x, y;
   for (size_t i = 0; i < rows_.size(); ++i) {
@@ -200,7 +207,7 @@ Slope BlockSample::match_of_scales(std::span<const double> log_scales) const {
     for (size_t group = 0; group < static_cast<size_t>(groups_); ++group) {
       const size_t at = i * static_cast<size_t>(groups_) + group;
       const double scale = log_scales[at];
-      if (std::isnan(scale) || std::isnan(deviations_[at])) continue;
+      if (std::isnan(scale) || std::isnan(deviations_[at]) || scale < least) continue;
       x.push_back(deviations_[at]), y.push_back(-scale), place.push_back(group);
       mean_x += x.back(), mean_y += y.back();
     }
@@ -491,13 +498,11 @@ double BlockSample::ends_over_middle() const {
   double squares[2] = {0, 0};
   for (size_t i = 0; i < rows_.size(); ++i) {
     for (const int which : {0, 1}) {
-      std::vector<double> count(groups), sum(groups);
       for (size_t col = 0; col < width; ++col) {
         const int code = codes_[i * width + col] ^ (which == 0 ? 0 : highest);
-        const auto group = static_cast<size_t>(group_of_[col]);
-        count[group] += 1, sum[group] += code, squares[which] += double(code) * code;
+        const double from_zero = code - zeros_[i * groups + static_cast<size_t>(group_of_[col])];
+        squares[which] += from_zero * from_zero;
       }
-      for (size_t g = 0; g < groups; ++g) squares[which] -= sum[g] * sum[g] / std::max(1.0, count[g]);
     }
   }
   return squares[1] > 0 ? squares[0] / squares[1] : 0;
@@ -652,8 +657,6 @@ constexpr double sound_norms = 0.5, least_norms = 0.35;
 constexpr double least_scale_spread = 0.05;
 /// Of blocks whose codes are all the same; and a scale that stands out, in standard deviations and as a logarithm over
 /// the next one.
-/// Shares of codes: at least so much elsewhere, and so many times what nearly all others have.
-constexpr double least_distance = 0.25, times_distance = 4;
 /// Mean codes: so many steps from the median of the others, and so many times as far as nearly all of them.
 constexpr double least_steps = 0.5, times_steps = 8;
 /// Of which not one is so: fewer prove nothing.
@@ -663,6 +666,8 @@ constexpr int64_t few_negative = 4;
 constexpr double nearly_all_scales = 0.99;
 /// Weights of models are of 0.001 to 1; scales upside down put them far away.
 constexpr double largest_size = 50, far = 100;
+/// The slope of scales that are inverted is −1.
+constexpr double upside_down = -0.4;
 /// Mean squares: of sound codes the ends are five times as far from the middle as the codes are.
 constexpr double ends_over_middle = 2.5;
 /// Others to be compared with, and the share of them that is as sound weights are.
@@ -729,9 +734,14 @@ class BlockJudge {
     const double usual = others.size() >= least_peers ? median(std::move(others)) : 0;
     const bool apart = usual > 0 && figures.size > 0 && (figures.size > far * usual || figures.size * far < usual);
     if (!apart && figures.size < largest_size) return {};
+    // Sound rows are as far apart where scales were folded into them, and new layers write next to nothing: scales upside
+    // down follow from their codes the other way round.
+    const auto [slope, error] = figures.match;
+    if (!(error > 0) || slope + beyond_chance * error > upside_down) return {};
     return concat("decodes to weights of the size ", figures.size,
                   apart ? concat(", those of the others have ", usual) : std::string(),
-                  ": its scales are others, or inverted");
+                  ", and its scales follow from its codes by ", fixed(slope, 2),
+                  ", sound ones by 1: they are inverted");
   }
 
   /// The same where zero points say what codes lie around: of codes that are all in use, those of a group lie at the ends
@@ -831,14 +841,27 @@ class BlockJudge {
     std::ranges::sort(others);
     const double nearly_all = others[static_cast<size_t>(most_peers * static_cast<double>(others.size() - 1))];
     if (std::string reading = bits_fault(own, usual, found, nearly_all); !reading.empty()) return reading;
-    if (found < least_distance || found < times_distance * nearly_all) return {};
-    // Those of its role may all be so.
-    for (const auto* peer : peers) {
-      if (peer->role == subject.role && distance(peer->figures.histogram, usual) > found / 2) return {};
+    return lacking_fault(subject, usual);
+  }
+
+  /// A bit that all codes have, or none, where the others have it as often as not. Not the highest one of integers, which is
+  /// a sign; how often codes stand where is otherwise anything, for scales were folded into one layer and not into another.
+  static std::string lacking_fault(const BlockSubject& subject, std::span<const double> usual) {
+    constexpr double next_to_none = 1e-4, as_often = 0.2;
+    const auto& own = subject.figures.histogram;
+    const auto bits = static_cast<size_t>(std::countr_zero(own.size()));
+    const size_t looked_at = bits - (subject.scheme.starts_with("int") ? 1 : 0);
+    for (size_t bit = 0; bit < looked_at; ++bit) {
+      double with = 0, usual_with = 0;
+      for (size_t code = 0; code < own.size(); ++code) {
+        if ((code >> bit & 1) != 0) with += own[code], usual_with += usual[code];
+      }
+      const bool one_way = with < next_to_none || with > 1 - next_to_none;
+      if (!one_way || usual_with < as_often || usual_with > 1 - as_often) continue;
+      return concat("bit ", bit, " of its codes is ", with < 0.5 ? "never" : "always", " set, in the others in ",
+                    fixed(100 * usual_with, 0), " % of the codes");
     }
-    return concat("codes are as frequent as in no other weight: ", fixed(100 * found, 1),
-                  " % stand elsewhere than in the others, of which nearly all are within ", fixed(100 * nearly_all, 1),
-                  " %");
+    return {};
   }
 
   /// Weights lie around nothing: codes that are all one too high do not.
@@ -849,7 +872,11 @@ class BlockJudge {
       others.push_back(other.figures.mean_step);
       if (other.role == subject.role) same.push_back(other.figures.mean_step);
     }
+    // Of more bits a step is too small a part of what weights differ by; codes of tables stand for no steps.
+    constexpr size_t most_codes = 16;
+    if (!subject.scheme.starts_with("int")) return {};
     if (others.size() < least_peers || subject.figures.codes < 4096) return {};
+    if (subject.figures.histogram.size() > most_codes) return {};
     const double usual = median(others), found = subject.figures.mean_step - usual;
     for (double& other : others) other = std::abs(other - usual);
     std::ranges::sort(others);
@@ -893,13 +920,15 @@ class BlockJudge {
   std::string lone_fault(const BlockSubject& subject) const {
     const BlockFigures& figures = subject.figures;
     const auto blocks = static_cast<double>(figures.blocks);
-    if (figures.lone_constant > 0 && static_cast<double>(figures.lone_constant) <= many_constant * blocks &&
+    constexpr int64_t least_constant = 4;
+    if (figures.lone_constant >= least_constant &&
+        static_cast<double>(figures.lone_constant) <= many_constant * blocks &&
         all_others_are(subject, [](const auto& other) { return other.lone_constant == 0; })) {
       return concat("all codes are the same in ", figures.lone_constant, " of ", figures.blocks,
                     " blocks, although their scales are as those of others; no block of another weight is so");
     }
     // Fed-back errors and scales that were searched leave one such block in 60,000 of sound weights (best, 4 bits, tiny).
-    constexpr int64_t least_endless = 3;
+    constexpr int64_t least_endless = 16;
     if (figures.endless < least_endless || static_cast<double>(figures.endless) > many_constant * blocks) return {};
     if (!all_others_are(subject, [](const auto& other) { return other.endless == 0; })) return {};
     return concat("no code is near the end of the table in ", figures.endless, " of ", figures.blocks,
@@ -919,6 +948,11 @@ class BlockJudge {
     if (common == nullptr || *common == own) return {};
     if (!all_others_are(subject, [](const auto&) { return true; })) return {};
     const auto at = std::ranges::mismatch(own, *common).in1 - own.begin();
+    // A table that was learned for one weight alone differs in more.
+    size_t different = 0;
+    for (size_t code = 0; code < std::min(own.size(), common->size()); ++code)
+      different += own[code] != (*common)[code];
+    if (different > 1) return {};
     return concat("entry ", at, " of its table is ", own[static_cast<size_t>(at)], ", in all other weights ",
                   (*common)[static_cast<size_t>(at)], " (largest: 1)");
   }
@@ -931,6 +965,7 @@ class BlockJudge {
     const bool by_scale = is_loud(subject.figures.loudest);
     const auto& loud = by_scale ? subject.figures.loudest : subject.figures.loudest_values;
     if (!by_scale && (!is_loud(loud) || loud.above < least_loud)) return {};
+    if (loud.above < least_turned) return {};
     return concat("the scale of row ", loud.row, ", block ", loud.group, " is ", fixed(std::exp(loud.above), 1),
                   " times what its row and its place have (", fixed(loud.above / loud.spread, 0),
                   " standard deviations), the next one ", fixed(std::exp(loud.next), 1),
@@ -959,6 +994,7 @@ class BlockJudge {
     const bool half = subject.scheme.starts_with("int") && subject.scheme.find("-f16") != std::string::npos;
     if (!half || figures.blocks < 64 || figures.near_one < nearly_all_scales || figures.unscaled) return {};
     if (figures.scale_spread < least_scale_spread / 10) return {};  // an octave of BF16 is an eighth of one of F16
+    if (!(figures.match.error > 0) || figures.match.value > least_scale_match) return {};
     return concat(fixed(100 * figures.near_one, 1), " % of its scales are from 1/2 to 2 in size: BF16 labelled F16");
   }
 

@@ -43,6 +43,7 @@ struct Vector {
   double near_one = 0;                                   ///< share of magnitudes from 1/2 to 2
   size_t sizes = 0;                                      ///< different magnitudes, up to many_sizes
   DType dtype = DType::bf16;
+  double reader = 0;     ///< size of a usual column of what reads it; 0: not known
   bool nothing = false;  ///< all values are zero
   size_t vanishing = 0;  ///< values that are next to nothing beside the median, but not zero
 };
@@ -139,7 +140,7 @@ bool others_of(const std::vector<Vector>& all, const Vector& one, Holds holds) {
 constexpr size_t least_norms_of_type = 5;
 
 /// Whatever their layers and towers are: programs round all norms to one type.
-void add_lone_types(const io::Checkpoint& tensors, std::vector<std::string>& faults) {
+void add_lone_types(const io::Checkpoint& tensors, std::vector<std::string>& warnings) {
   std::map<DType, std::vector<const std::string*>> names;
   for (const auto& [name, info] : tensors.tensors()) {
     if (is_norm(name, info.shape) && tensors.stored_dtype(name) == info.dtype) names[info.dtype].push_back(&name);
@@ -147,13 +148,13 @@ void add_lone_types(const io::Checkpoint& tensors, std::vector<std::string>& fau
   const auto &halves = names[DType::f16], &brains = names[DType::bf16];
   if (halves.size() + brains.size() < least_norms_of_type || std::min(halves.size(), brains.size()) != 1) return;
   const bool half = halves.size() == 1;
-  faults.push_back(concat(printable(*(half ? halves : brains).front()), ": is ", half ? "F16" : "BF16", ", all other ",
-                          std::max(halves.size(), brains.size()), " norms are ", half ? "BF16" : "F16",
-                          ": its bytes are likely of that type, too"));
+  warnings.push_back(concat(printable(*(half ? halves : brains).front()), ": is ", half ? "F16" : "BF16",
+                            ", all other ", std::max(halves.size(), brains.size()), " norms are ",
+                            half ? "BF16" : "F16", ": its bytes may be of that type, too"));
 }
 
 /// The same of scales, of linears that are packed alike but for that type.
-void add_lone_scale_types(const checkpoint::Folder& folder, std::vector<std::string>& faults) {
+void add_lone_scale_types(const checkpoint::Folder& folder, std::vector<std::string>& warnings) {
   std::map<std::string, std::map<DType, std::vector<std::string>>> alike;
   for (const auto& [name, info] : folder.quantization.linears) {
     formats::Scheme scheme = info.passes.front().scheme;
@@ -169,33 +170,35 @@ void add_lone_scale_types(const checkpoint::Folder& folder, std::vector<std::str
     for (const DType lone : {DType::f16, DType::bf16}) {
       const DType usual = lone == DType::f16 ? DType::bf16 : DType::f16;
       if (types[lone].size() != 1 || types[usual].size() + 1 < least_norms_of_type) continue;
-      faults.push_back(concat(printable(types[lone].front()), ": is ", dtype_name(lone), ", the scales of all other ",
-                              types[usual].size(), " linears like it are ", dtype_name(usual),
-                              ": its bytes are likely of that type, too"));
+      warnings.push_back(concat(printable(types[lone].front()), ": is ", dtype_name(lone), ", the scales of all other ",
+                                types[usual].size(), " linears like it are ", dtype_name(usual),
+                                ": its bytes may be of that type, too"));
     }
   }
 }
 
-/// A norm is far from the others of its name by this factor, which folded scales (up to some 40 seen) do not reach, and near
-/// them by that.
-constexpr double far_size = 64, near_size = 4;
+/// A norm, times what reads it, is far from the others of its name by this factor, and near them by that.
+constexpr double far_size = 32, near_size = 4;
 
 /// The bytes of one norm are of the other type than all its like, whatever the header calls them.
-void add_other_bytes(const std::vector<Vector>& norms, std::vector<std::string>& faults) {
+void add_other_bytes(const std::vector<Vector>& norms, const std::set<std::string, std::less<>>& plain,
+                     std::vector<std::string>& faults) {
   constexpr size_t fewest = 3;
   for (const Vector& norm : norms) {
-    if (!(norm.median > 0) || !(norm.other_median > 0)) continue;
+    if (!plain.contains(norm.name) || !(norm.median > 0) || !(norm.other_median > 0) || !(norm.reader > 0)) continue;
     std::vector<double> sizes;
     for (const Vector& peer : norms) {
-      if (&peer != &norm && peer.role == norm.role && peer.dtype == norm.dtype) sizes.push_back(peer.median);
+      const bool like = &peer != &norm && peer.role == norm.role && peer.dtype == norm.dtype && peer.reader > 0;
+      if (like) sizes.push_back(peer.median * peer.reader);
     }
     if (sizes.size() < fewest) continue;
     const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2);
     std::ranges::nth_element(sizes, middle);
     const double usual = *middle;
     const auto is_far = [&](double size) { return size > far_size * usual || far_size * size < usual; };
-    const bool near = norm.other_median < near_size * usual && near_size * norm.other_median > usual;
-    if (!is_far(norm.median) || !near || std::ranges::any_of(sizes, is_far)) continue;
+    const double read_so = norm.other_median * norm.reader;
+    const bool near = read_so < near_size * usual && near_size * read_so > usual;
+    if (!is_far(norm.median * norm.reader) || !near || std::ranges::any_of(sizes, is_far)) continue;
     faults.push_back(concat(printable(norm.name), ": half of its values are below ", norm.median, " in size, read as ",
                             dtype_name(other_half(norm.dtype)), " below ", norm.other_median,
                             ", as the others of its name are: its bytes are of that type"));
@@ -213,8 +216,9 @@ double apart_from_both(std::span<const double> sizes, size_t at) {
   return std::abs(before) < std::abs(behind) ? before : behind;
 }
 
-/// Sizes of norms go from layer to layer in small steps, but at the ends of a model.
-void add_unsteady(const model::OpenedModel& model, const std::vector<Vector>& norms, std::vector<std::string>& faults) {
+/// Sizes of norms, times what reads them, go from layer to layer in small steps, but at the ends of a model.
+void add_unsteady(const model::OpenedModel& model, const std::vector<Vector>& norms,
+                  std::vector<std::string>& warnings) {
   constexpr size_t fewest_steady = 3;
   // Of 1 + w what is stored says little of what is multiplied by.
   if (model.config.architecture != nullptr && model::final_norm_plan(model.config).offset != 0) return;
@@ -227,7 +231,8 @@ void add_unsteady(const model::OpenedModel& model, const std::vector<Vector>& no
     std::vector<const Vector*> line;
     std::vector<double> sizes;
     for (const auto& [layer, norm] : layers) {
-      if (norm->median > 0) line.push_back(norm), sizes.push_back(std::log(norm->median));
+      const double reader = norm->reader > 0 ? norm->reader : 1;
+      if (norm->median > 0) line.push_back(norm), sizes.push_back(std::log(norm->median * reader));
     }
     if (sizes.size() != layers.size()) continue;
     for (size_t at = 1; at + 1 < sizes.size(); ++at) {
@@ -240,23 +245,19 @@ void add_unsteady(const model::OpenedModel& model, const std::vector<Vector>& no
         ++others, all_steady = all_steady && std::abs(apart_from_both(sizes, other)) < std::log(steady);
       }
       if (others < fewest_steady || !all_steady) continue;
-      faults.push_back(concat(printable(line[at]->name), ": is ", fixed(std::exp(std::abs(apart)), 1), " times as ",
-                              apart > 0 ? "large" : "small", " as those of the layers before and behind it, which no ",
-                              "other layer's is by more than ", fixed(steady, 0)));
+      warnings.push_back(concat(printable(line[at]->name), ": is ", fixed(std::exp(std::abs(apart)), 1), " times as ",
+                                apart > 0 ? "large" : "small", " as those of the layers before and behind it, which ",
+                                "no other layer's is by more than ", fixed(steady, 0)));
     }
   }
 }
 
 /// Norms of 1 + w under the name of an architecture whose norms are w.
 void add_offset_norms(const model::OpenedModel& model, const std::vector<Vector>& norms,
-                      std::vector<std::string>& faults) {
+                      const std::set<std::string, std::less<>>& plain, std::vector<std::string>& faults) {
   constexpr double many_negative = 0.2;
   constexpr int64_t fewest = 5;
   if (model.config.architecture == nullptr) return;
-  std::set<std::string, std::less<>> plain;
-  for (const auto& norm : model::all_norms(model.config)) {
-    if (norm.offset == 0) plain.insert(norm.name + ".weight");
-  }
   int64_t count = 0, negative = 0;
   for (const Vector& norm : norms) {
     if (!plain.contains(norm.name)) continue;
@@ -281,7 +282,7 @@ std::string role_of(std::string_view name) {
   return role;
 }
 
-std::vector<std::string> norm_faults(const model::OpenedModel& model) {
+NormReport check_norms(const model::OpenedModel& model, const ReaderSizes& readers) {
   std::vector<Vector> norms, tables;
   for (const auto& parameter : model::parameters(model)) {
     // Of what is decoded as it is loaded the rules of codes say more.
@@ -293,11 +294,23 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
     const bool norm = parameter.name.ends_with("norm.weight");
     if (static_cast<size_t>(element_count(tensor->shape)) < least_channels) continue;
     (norm ? norms : tables).push_back(measure(parameter.name, tensor.view(), norm));
+    if (const auto reader = readers.find(parameter.name); reader != readers.end() && norm)
+      norms.back().reader = reader->second;
   }
-  std::vector<std::string> faults;
+  NormReport report;
+  auto& faults = report.faults;
   const auto add = [&](const Vector& vector, const std::string& what) {
     faults.push_back(concat(printable(vector.name), ": ", what));
   };
+  const auto warn = [&](const Vector& vector, const std::string& what) {
+    report.warnings.push_back(concat(printable(vector.name), ": ", what));
+  };
+  std::set<std::string, std::less<>> plain;  // whose factors are what is stored
+  if (model.config.architecture != nullptr) {
+    for (const auto& norm : model::all_norms(model.config)) {
+      if (norm.offset == 0) plain.insert(norm.name + ".weight");
+    }
+  }
   /// Whether nearly all other norms are otherwise; where the architecture is not known, those of its name.
   const auto alone = [&](const Vector& norm, double Vector::*share, double most) {
     const auto last = [](const std::string& name) { return name.substr(name.find_last_of('.', name.size() - 8) + 1); };
@@ -309,25 +322,31 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
     return peers >= 4 && like * 4 <= peers;
   };
   for (const Vector& norm : norms) {
-    if (norm.zeros == 1 && alone(norm, &Vector::zeros, 0.99)) {
+    const auto not_zero = [](const Vector& other) { return other.zeros < 1; };
+    if (norm.zeros == 1 && alone(norm, &Vector::zeros, 0.99) &&
+        (plain.contains(norm.name) || others_of(norms, norm, not_zero))) {
       add(norm, "is zero in all channels: nothing goes through it");
-    } else if (norm.run >= norm.channels / 4 && alone(norm, &Vector::zeros, 0.2)) {
+    } else if (norm.zeros < 1 && norm.run >= norm.channels / 4 && alone(norm, &Vector::zeros, 0.2)) {
       add(norm, concat("is zero in ", norm.run, " channels in a row of ", norm.channels));
     }
     if (norm.negative > 0.9 && alone(norm, &Vector::negative, 0.5)) {
-      add(norm, "is negative in nearly all channels, as no other norm is");
+      const std::string what = "is negative in nearly all channels, as no other norm is";
+      plain.contains(norm.name) ? add(norm, what) : warn(norm, what);
     }
     const bool one_negative = norm.negative * static_cast<double>(norm.channels) == 1 && norm.least < turned_sign;
     const auto positive = [&](const Vector& other) { return &other == &norm || other.negative == 0; };
     if (one_negative && norms.size() >= 5 && std::ranges::all_of(norms, positive)) {
-      add(norm, concat("has one negative channel, ", fixed(norm.least, 2),
-                       " times as large as the others are, and no other norm has any: a sign has turned"));
+      // Training leaves a few of these in models of millions of channels.
+      warn(norm, concat("has one negative channel, ", fixed(norm.least, 2),
+                        " times as large as the others are, and no other norm has any: a sign may have turned"));
     }
     const auto whole = [&](const Vector& other) { return &other == &norm || other.vanishing == 0; };
     if (norm.vanishing == 1 && norms.size() >= 5 && std::ranges::all_of(norms, whole)) {
       add(norm, "has one channel that is next to nothing, and no other norm has any: a bit of its exponent has turned");
     }
-    if (norm.ones == 1 && alone(norm, &Vector::ones, 0.5)) {
+    // The last one may be folded into the head, so it is held against those of its name.
+    const auto not_ones = [](const Vector& other) { return other.ones < 0.5; };
+    if (norm.ones == 1 && alone(norm, &Vector::ones, 0.5) && others_of(norms, norm, not_ones)) {
       add(norm, "is one in all channels, as no other norm is: it was never loaded");
     }
   }
@@ -335,7 +354,8 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
     const bool tokens =
         model::is_embedding(model::module_path(table.name)) || model::is_head(model::module_path(table.name));
     if (tokens && table.zero_run > most_zeros && table.zero_run < 1) {
-      add(table, concat(fixed(100 * table.zero_run, 1), " % of it are zeros in a row: it ends early"));
+      // Programs add rows for tokens that are to come.
+      warn(table, concat(fixed(100 * table.zero_run, 1), " % of it are zeros in a row: it may end early"));
     }
     if (table.channels < least_table || table.sizes < many_sizes) continue;
     if (table.dtype == DType::f16 && table.near_one > nearly_all) {
@@ -347,24 +367,28 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
     }
   }
   for (const Vector& table : tables) {
-    if (table.nothing && others_of(tables, table, [](const Vector& other) { return !other.nothing; })) {
-      add(table, "is zero throughout, as no other of its name is");
-    }
+    if (!table.nothing || !others_of(tables, table, [](const Vector& other) { return !other.nothing; })) continue;
+    // A layer that was added to a model writes nothing at first.
+    const bool writes = table.name.ends_with("o_proj.weight") || table.name.ends_with("down_proj.weight") ||
+                        table.name.ends_with(".bias") || table.name.ends_with("w2.weight");
+    const std::string what = "is zero throughout, as no other of its name is";
+    writes ? warn(table, what) : add(table, what);
   }
-  add_other_bytes(norms, faults);
-  add_offset_norms(model, norms, faults);
-  add_unsteady(model, norms, faults);
-  add_lone_types(model.folder.tensors, faults);
-  add_lone_scale_types(model.folder, faults);
+  add_other_bytes(norms, plain, faults);
+  add_offset_norms(model, norms, plain, faults);
+  add_unsteady(model, norms, report.warnings);
+  add_lone_types(model.folder.tensors, report.warnings);
+  add_lone_scale_types(model.folder, report.warnings);
   for (const auto* list : {&norms, &tables}) {
     for (const Vector& vector : *list) {
-      const bool named = std::ranges::any_of(
-          faults, [&](const std::string& fault) { return fault.starts_with(concat(printable(vector.name), ": is ")); });
+      const bool named = std::ranges::any_of(report.warnings, [&](const std::string& warning) {
+        return warning.starts_with(concat(printable(vector.name), ": is "));
+      });
       if (const DType other = other_half(vector.dtype);
           !named && other != vector.dtype &&
           others_of(*list, vector, [&](const Vector& peer) { return peer.dtype == other; })) {
-        add(vector, concat("is ", dtype_name(vector.dtype), ", all others of its name are ", dtype_name(other),
-                           ": its bytes are likely of that type, too"));
+        warn(vector, concat("is ", dtype_name(vector.dtype), ", all others of its name are ", dtype_name(other),
+                            ": its bytes may be of that type, too"));
       }
       if (vector.absurd > absurd_share) {
         add(vector, concat(fixed(100 * vector.absurd, 1), " % of its values are larger than ", absurd_size,
@@ -372,7 +396,7 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
       }
     }
   }
-  return faults;
+  return report;
 }
 
 }  // namespace w4q::verify

@@ -1,6 +1,7 @@
 // Norms and kept tensors against the others of the model: what no training leaves.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,9 +10,17 @@
 
 namespace w4q::verify {
 
+/// Sizes of the usual column of what reads a norm's channels, by the norm's tensor: scales that are folded into the one are
+/// folded out of the other, so that the product alone says how large a norm is.
+using ReaderSizes = std::map<std::string, double, std::less<>>;
+
+struct NormReport {
+  std::vector<std::string> faults, warnings;
+};
+
 /// One line each: norms that are zero, negative or ones as no other of the model is, that have a run of zeros, or sizes
-/// that no norm has; and tables whose values are of such sizes.
-std::vector<std::string> norm_faults(const model::OpenedModel& model);
+/// that no norm has; and tables whose values are of such sizes. What sound models have, too, is a warning.
+NormReport check_norms(const model::OpenedModel& model, const ReaderSizes& readers);
 
 /// "model.layers.3.mlp.gate.weight" → "model.layers.mlp.gate.weight": the same in every layer and expert.
 std::string role_of(std::string_view name);

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numeric>
 #include <optional>
-#include <set>
 #include <tuple>
 
 #include "core/convert.h"
@@ -19,10 +18,9 @@ using AllEnergies = std::map<std::string, Energies, std::less<>>;
 
 constexpr size_t least_layers = 4, least_channels = 128;
 /// Standard errors: of what is not related, of what is beyond any doubt, and of all others where one is not.
-constexpr double unrelated = least_sigmas, surely = 7, present = 10;
-/// … of which one side is enough.
-constexpr double certain = 12;
-constexpr size_t many_layers = 6;
+constexpr double unrelated = 2.5, surely = 7, present = 10;
+/// … of a side and the same in another order.
+constexpr double most_in_common = 0.2;
 /// Other orders of the channels that tell what chance does.
 constexpr size_t trials = 64;
 
@@ -264,44 +262,47 @@ class ProfileCheck {
     for (const size_t j : kinds_.at(kind_of(sides_[i]))) {
       if (j != i) place.others = std::min(place.others, report_.places[j].sigmas);
     }
-    if (place.sigmas > unrelated) return;
+    // What is related the other way round is one that scales were folded into.
+    if (std::abs(place.sigmas) > unrelated) return;
     if (const auto other = other_reading(i)) {
-      report_.faults.emplace(
-          place.linear, concat("its ", place.side, " are related to the weights around it as those of other layers ",
-                               "are by ", fixed(place.sigmas, 1), " standard errors as stored, by ", *other));
+      auto& list = other->elsewhere ? report_.warnings : report_.faults;
+      list.emplace(place.linear,
+                   concat("its ", place.side, " are related to the weights around it as those of other layers ",
+                          "are by ", fixed(place.sigmas, 1), " standard errors as stored, by ", other->what));
       return;
     }
     if (place.others < present) return;
     lacking_[place.linear].push_back(concat("its ", place.side, " are related to the weights around it by ",
                                             fixed(place.sigmas, 1), " standard errors, in every other layer by ",
                                             fixed(place.others, 0), " or more"));
-    // The first and the last layers of a model are often unlike the others.
-    const bool inside = place.layer > 0 && place.layer + 1 < layers_;
-    if (inside && place.others > certain && kinds_.at(kind_of(sides_[i])).size() >= many_layers) {
-      certain_.insert(place.linear);
-    }
   }
 
   void report_lacking() {
     for (const auto& [linear, reasons] : lacking_) {
-      if (report_.faults.contains(linear)) continue;
-      auto& list = reasons.size() > 1 || certain_.contains(linear) ? report_.faults : report_.warnings;
-      list.emplace(linear, join(reasons, "; "));
+      // Scales that were folded into one layer alone leave no more than that.
+      if (!report_.faults.contains(linear)) report_.warnings.emplace(linear, join(reasons, "; "));
     }
   }
 
-  std::optional<std::string> other_reading(size_t i) const {
+  struct Reading {
+    std::string what;
+    bool elsewhere = false;  ///< of another weight: what was folded into one of the two layers alone looks the same
+  };
+
+  std::optional<Reading> other_reading(size_t i) const {
     const Side& side = sides_[i];
     double best = surely;
-    std::optional<std::string> found;
+    std::optional<Reading> found;
     std::vector<float> moved(side.ranks.size());
     for (const ChannelOrder& order : channel_orders()) {
       if (!side.whole || side.ranks.size() % order.multiple != 0) continue;
       for (size_t c = 0; c < moved.size(); ++c) moved[c] = side.ranks[order.from(c, moved.size())];
+      // Where channels are as those that stand there are, an order says nothing.
+      if (std::abs(dot(moved, side.ranks)) > most_in_common) continue;
       const double here = sigmas(i, moved);
       if (here <= best) continue;
       best = here;
-      found = concat(fixed(here, 1), " ", order.name);
+      found = Reading{concat(fixed(here, 1), " ", order.name)};
     }
     for (size_t j = 0; j < sides_.size() && !found; ++j) {
       const Side& other = sides_[j];
@@ -316,7 +317,7 @@ class ProfileCheck {
       const double here = dot(other.ranks, mixture_of(side, other.linear)) / chance_[i];
       const double there = dot(side.ranks, mixture_of(other, side.linear)) / chance_[j];
       if (here > surely && there > surely) {
-        found = concat(fixed(here, 1), " with those of ", printable(other.linear), " in their place");
+        found = Reading{concat(fixed(here, 1), " with those of ", printable(other.linear), " in their place"), true};
       }
     }
     return found;
@@ -332,7 +333,6 @@ class ProfileCheck {
   std::vector<std::vector<float>> mixtures_;
   std::vector<double> chance_;
   std::map<std::string, std::vector<std::string>> lacking_;
-  std::set<std::string> certain_;
   ProfileReport report_;
 };
 

@@ -11,9 +11,6 @@
 
 namespace w4q::verify {
 
-/// What is below it is not related; more is asked of the other layers before that is called a fault.
-inline constexpr double least_sigmas = 2.5;
-
 /// One side of a weight: how far it is related to those around it as those of other layers are.
 struct Place {
   std::string linear, side;  ///< "columns"

@@ -11,7 +11,7 @@ namespace w4q::verify {
 namespace {
 
 /// Of independent values rows and columns differ in size by chance alone; of trained ones by far more.
-constexpr double by_chance = 1.5, least_by_chance = 0.3, by_training = 3;
+constexpr double by_chance = 1.5, least_by_chance = 0.3, by_training = 6;
 constexpr size_t fewest_series = 64, fewest_of_role = 4, fewest_of_all = 6;
 
 /// The variance of logarithms of sums of so many squares over that of independent normal values: 1 where nothing was learnt.
@@ -26,6 +26,7 @@ double dispersion(std::span<const double> logarithms, size_t terms) {
 
 struct Measured {
   double rows = NAN, cols = NAN;
+  double size = 0;  ///< logarithm of the mean square
   bool is_known() const { return std::isfinite(rows) && std::isfinite(cols); }
   bool is_random() const {
     return is_known() && std::max(rows, cols) < by_chance && std::min(rows, cols) > least_by_chance;
@@ -34,7 +35,8 @@ struct Measured {
 };
 
 Measured measure(const Energies& energies) {
-  return {dispersion(energies.rows, energies.cols.size()), dispersion(energies.cols, energies.rows.size())};
+  return {dispersion(energies.rows, energies.cols.size()), dispersion(energies.cols, energies.rows.size()),
+          energies.mean};
 }
 
 std::string fault_of(const std::string& name, const Measured& found) {
@@ -81,8 +83,14 @@ std::vector<std::string> unlearnt_faults(const model::OpenedModel& model, const 
     const auto random = std::ranges::count_if(members, [](const auto& one) { return one.second.is_random(); });
     const auto sound = std::ranges::count_if(members, [](const auto& one) { return one.second.is_learnt(); });
     if (random != 1 || static_cast<size_t>(sound) < fewest_of_role || sound + 1 != std::ssize(members)) continue;
+    // What was added to a model and hardly trained is small.
+    const auto as_large = [&](const Measured& one) {
+      return std::ranges::any_of(members, [&](const auto& other) {
+        return other.second.is_learnt() && other.second.size < one.size + std::log(10.0);
+      });
+    };
     for (const auto& [name, measured] : members) {
-      if (measured.is_random()) faults.push_back(fault_of(name, measured));
+      if (measured.is_random() && as_large(measured)) faults.push_back(fault_of(name, measured));
     }
   }
   if (learnt < fewest_of_all || others > learnt) return faults;

@@ -104,44 +104,38 @@ TEST_F(Statistics, LinearsInEachOthersPlaceAreNamed) {
     }
     return true;
   });
-  EXPECT_THAT(found, Contains(StartsWith(one + ": ")));
-  EXPECT_THAT(found, Contains(StartsWith(other + ": ")));
+  // Which of the two, up or down, only a third would tell, and those may have been scaled.
+  EXPECT_THAT(found, Contains(AllOf(HasSubstr("model.layers.1.mlp."), HasSubstr("in their place"))));
+  EXPECT_THAT(found, Contains(AllOf(HasSubstr("model.layers.3.mlp."), HasSubstr("in their place"))));
 }
 
 /// What is so in no other weight.
 TEST_F(Statistics, OneBlockAndOneTableAreNamed) {
   const std::string linear = "model.layers.1.mlp.up_proj";
-  // A block's 32 codes are four words.
-  const auto block =
-      faults(linear + ".0.codes", [](Bytes& bytes) { std::fill_n(bytes.begin() + 160, 16, std::byte{0}); });
-  EXPECT_THAT(block, ElementsAre(StartsWith(linear + ": all codes are the same in 1 of ")));
+  // A block's 32 codes are four words: one such block a sound weight may have, too.
+  const auto blocks = [&](int64_t count) {
+    return faults(linear + ".0.codes",
+                  [&](Bytes& bytes) { std::fill_n(bytes.begin() + 160, 16 * count, std::byte{0}); });
+  };
+  EXPECT_THAT(blocks(1), IsEmpty());
+  EXPECT_THAT(blocks(4), ElementsAre(StartsWith(linear + ": all codes are the same in 4 of ")));
   const auto table = faults(linear + ".0.codebook", [](Bytes& bytes) { bytes[21] ^= std::byte{1}; });
   EXPECT_THAT(table, ElementsAre(StartsWith(linear + ": entry 5 of its table is ")));
 }
 
 TEST_F(Statistics, KeptTensorsThatNoModelHasAreNamed) {
   const std::string norm = "model.layers.1.input_layernorm.weight", table = "model.embed_tokens.weight";
-  EXPECT_THAT(faults(norm, [](Bytes& bytes) { bytes[2 * 9 + 1] ^= std::byte{0x80}; }),
-              ElementsAre(StartsWith(norm + ": has one negative channel")));
+  // What training, or rows for further tokens, leave, too.
+  EXPECT_THAT(faults(norm, [](Bytes& bytes) { bytes[2 * 9 + 1] ^= std::byte{0x80}; }), IsEmpty());
   const auto half = [](Bytes& bytes) { std::fill(bytes.begin() + bytes.size() / 2, bytes.end(), std::byte{0}); };
-  EXPECT_THAT(faults(table, half), ElementsAre(StartsWith(table + ": 50.0 % of it are zeros in a row")));
+  EXPECT_THAT(faults(table, half), IsEmpty());
+  EXPECT_THAT(faults(norm, [](Bytes& bytes) { std::ranges::fill(bytes, std::byte{0}); }),
+              ElementsAre(StartsWith(norm + ": is zero in all channels")));
   const auto relabelled = faults([&](io::PlannedTensor& tensor, Bytes&) {
     if (tensor.name == table) tensor.dtype = DType::f16;
     return true;
   });
   EXPECT_THAT(relabelled, ElementsAre(HasSubstr("BF16 labelled F16")));
-}
-
-/// Whatever its layer, as the final one, which has no like.
-TEST_F(Statistics, ANormOfAnotherTypeIsNamed) {
-  for (const std::string norm : {"model.norm.weight", "model.layers.0.input_layernorm.weight",
-                                 "model.layers.3.post_attention_layernorm.weight"}) {
-    const auto relabelled = faults([&](io::PlannedTensor& tensor, Bytes&) {
-      if (tensor.name == norm) tensor.dtype = DType::f16;
-      return true;
-    });
-    EXPECT_THAT(relabelled, ElementsAre(StartsWith(norm + ": is F16, all other 8 norms are BF16")));
-  }
 }
 
 /// A folder of the bundled model in a scheme, with planes changed.
