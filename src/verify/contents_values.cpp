@@ -301,6 +301,8 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   for (int64_t block = 0; block < count; ++block) {
     if (scales[static_cast<size_t>(block)] == nothing) result.zero += blocks.energy(block) > 0;
   }
+  // E4M3 next to its smallest values is too coarse for a block's largest weight to reach the end of its codes.
+  const double least_scale = linear.kind == Kind::nvfp4 ? 0x1p-4 : 0;
   const double factor = factor_of(contents, linear);
   std::vector<double> deviations, own, turned;
   double energy = 0, divided = 0;
@@ -314,6 +316,7 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
     const double scale = scales[static_cast<size_t>(block)], mean = blocks.energy(block);
     if (std::isfinite(scale) && scale > nothing) (mean > 0 ? of_codes : of_zeros).push_back(scale);
     if (!std::isfinite(scale) || !(scale > nothing) || !(mean > 0)) continue;
+    if (scale < least_scale) continue;
     energy += mean * scale * scale, divided += mean / (scale * scale), ++points;
     deviations.push_back(std::log(mean) / 2), own.push_back(-std::log(scale));
     places.push_back(static_cast<size_t>(block % blocks.across()));
@@ -383,7 +386,8 @@ bool slopes_tell(const std::vector<Measured>& measured) {
 }
 
 /// Weights of models are of 0.001 to 1; scales upside down, or none at all, put them far away.
-constexpr double largest_size = 50, smallest_size = 1e-6, far = 100, absurd_size = 1e4, absurdly_small = 1e-12;
+constexpr double largest_size = 50, smallest_size = 1e-6, far = 100, inverted_size = 1000, absurd_size = 1e4,
+                 absurdly_small = 1e-12;
 
 std::string size_fault(const Measured& one, double median) {
   const bool wild = one.size > largest_size || one.size < smallest_size;
@@ -391,7 +395,8 @@ std::string size_fault(const Measured& one, double median) {
   if (!wild && !apart) return {};
   // Folded scales, and layers that were added and hardly trained, make sound weights of any size; but not of the one whose
   // inverse is usual.
-  const bool inverse = one.inverted < largest_size / 10 && one.inverted > smallest_size * 100;
+  const bool inverse = (one.size > inverted_size || one.size < smallest_size) && one.inverted < largest_size / 10 &&
+                       one.inverted > smallest_size * 100;
   const bool absurd = one.size > absurd_size || one.size < absurdly_small || (one.all_one && one.size > largest_size);
   if (!inverse && !absurd) return {};
   return concat("has weights of the size ", one.size, apart ? concat(", those of the model have ", median) : "",
@@ -415,7 +420,8 @@ std::string slope_fault(const Measured& one, bool powers_of_two) {
 
 /// One whose blocks do not go together, where those of all others do.
 std::string grid_fault(const Measured& one, const std::vector<Measured>& all) {
-  constexpr double least_left = 0.02, least_ratio = 0.8, times_others = 2;
+  // Where a few columns are far louder than all others, sums of squares are those of a few weights, and leave 6 %.
+  constexpr double least_left = 0.15, least_ratio = 0.8, times_others = 2;
   constexpr int64_t fewest = 6;
   if (!one.grid.is_known() || one.grid.weights < least_left || one.grid.ratio() < least_ratio) return {};
   int64_t others = 0;

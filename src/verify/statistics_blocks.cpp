@@ -194,6 +194,11 @@ Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
 }
 
 Slope BlockSample::match_of_scales(std::span<const double> log_scales) const {
+  // E4M3 next to its smallest values is too coarse for a block's largest weight to reach the end of its codes.
+  double least = -INFINITY;
+  if (weight_.scheme.scale == formats::ScaleType::e4m3) {
+    for (const double scale : log_scales) least = std::isnan(scale) ? least : std::max(least, scale - std::log(0x1p12));
+  }
   std::vector<size_t> place;
   std::vector<double> x, y;
   for (size_t i = 0; i < rows_.size(); ++i) {
@@ -202,7 +207,7 @@ Slope BlockSample::match_of_scales(std::span<const double> log_scales) const {
     for (size_t group = 0; group < static_cast<size_t>(groups_); ++group) {
       const size_t at = i * static_cast<size_t>(groups_) + group;
       const double scale = log_scales[at];
-      if (std::isnan(scale) || std::isnan(deviations_[at])) continue;
+      if (std::isnan(scale) || std::isnan(deviations_[at]) || scale < least) continue;
       x.push_back(deviations_[at]), y.push_back(-scale), place.push_back(group);
       mean_x += x.back(), mean_y += y.back();
     }
@@ -493,13 +498,11 @@ double BlockSample::ends_over_middle() const {
   double squares[2] = {0, 0};
   for (size_t i = 0; i < rows_.size(); ++i) {
     for (const int which : {0, 1}) {
-      std::vector<double> count(groups), sum(groups);
       for (size_t col = 0; col < width; ++col) {
         const int code = codes_[i * width + col] ^ (which == 0 ? 0 : highest);
-        const auto group = static_cast<size_t>(group_of_[col]);
-        count[group] += 1, sum[group] += code, squares[which] += double(code) * code;
+        const double from_zero = code - zeros_[i * groups + static_cast<size_t>(group_of_[col])];
+        squares[which] += from_zero * from_zero;
       }
-      for (size_t g = 0; g < groups; ++g) squares[which] -= sum[g] * sum[g] / std::max(1.0, count[g]);
     }
   }
   return squares[1] > 0 ? squares[0] / squares[1] : 0;
@@ -869,8 +872,9 @@ class BlockJudge {
       others.push_back(other.figures.mean_step);
       if (other.role == subject.role) same.push_back(other.figures.mean_step);
     }
-    // Of more bits a step is too small a part of what weights differ by.
+    // Of more bits a step is too small a part of what weights differ by; codes of tables stand for no steps.
     constexpr size_t most_codes = 16;
+    if (!subject.scheme.starts_with("int")) return {};
     if (others.size() < least_peers || subject.figures.codes < 4096) return {};
     if (subject.figures.histogram.size() > most_codes) return {};
     const double usual = median(others), found = subject.figures.mean_step - usual;

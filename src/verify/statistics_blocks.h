@@ -49,7 +49,7 @@ class BlockSample {
   Reordered best_order() const;
   /// Root of the mean square of what codes and scales stand for, in a usual group: one outlier makes no size.
   double size() const;
-  /// Mean square of the codes around the means of their groups, over that with the highest bit turned. Integers.
+  /// Mean square of the codes around their zero points, over that with the highest bit turned. Integers.
   double ends_over_middle() const;
   /// Whether all scales are one.
   bool unscaled() const;
