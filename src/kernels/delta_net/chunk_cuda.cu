@@ -254,7 +254,8 @@ __device__ __forceinline__ void load_chunk(const Rows& rows, const DeltaRows& ow
   }
 }
 
-/// c += tile `tile` of lower triangular f16 [chunk × chunk] times fp32 [chunk × width], 16 columns from 16 `half` on.
+/// c += tile `tile` of lower triangular f16 [delta_chunk × delta_chunk] times fp32 [delta_chunk × block_columns], 16
+/// columns from 16 `half` on.
 __device__ __forceinline__ void multiply_lower(const FragmentLane& lane, const __half* lower, const float* columns,
                                                int tile, int half, float (&c)[2][4]) {
   for (int k = 0; k < 16 * tile + 16; k += 8) {
