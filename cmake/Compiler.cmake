@@ -10,8 +10,9 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 set(W4Q_OPTIMIZE 2 CACHE STRING
-  "How far the C++ of a release is optimised: 2, or 1 for half of the time of compiling less, without lines for debuggers")
-if(W4Q_OPTIMIZE EQUAL 1)
+  "How far the C++ of a release is optimised: 2, or 1 for half of the time of compiling less, without lines for debuggers, or g: loops that Highway compiles alone")
+set_property(CACHE W4Q_OPTIMIZE PROPERTY STRINGS 2 1 g)
+if(W4Q_OPTIMIZE MATCHES "^[1g]$")
   set(CMAKE_CXX_FLAGS_RELEASE "-O1")
   set(W4Q_PLAIN_OPTIMIZE g)  # compiled sooner than with 0, since what is inlined need not be written out
 else()
@@ -35,7 +36,7 @@ target_compile_options(w4q_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 
 # Tests and the command line are compiled longer than they run: it is the libraries that must be quick. With W4Q_OPTIMIZE=1
-# the same holds for the modules without loops over weights (PLAIN in their w4q_module).
+# the same holds for the modules without loops over weights (PLAIN in their w4q_module), with g for all of them.
 add_library(w4q_plain_flags INTERFACE)
 target_link_libraries(w4q_plain_flags INTERFACE w4q_flags)
 target_compile_options(w4q_plain_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O${W4Q_PLAIN_OPTIMIZE}>)

@@ -8,8 +8,9 @@ set(W4Q_CUDA_ARCHITECTURES "auto" CACHE STRING
 # Warpgroup products exist in machine code for sm_90a alone.
 set(W4Q_WGMMA AUTO CACHE STRING "Build the warpgroup products: AUTO (where architecture 90 is asked for), ON or OFF")
 set_property(CACHE W4Q_WGMMA PROPERTY STRINGS AUTO ON OFF)
-# An eighth of the time for kernels that are a fraction as fast: to see that they compile where no GPU runs them.
-option(W4Q_FAST_COMPILED_KERNELS "Leave out most of the optimisation of kernels" OFF)
+# To see that kernels compile where no GPU runs them: hardly optimised, and read by the assembler, which makes machine code of
+# one empty kernel alone. What only machine code shows (registers, shared memory of a fixed size) a build for a GPU finds.
+option(W4Q_FAST_COMPILED_KERNELS "See that kernels compile, in a fraction of the time; no GPU can run them" OFF)
 
 # Sets `result` to the architectures of this machine's GPUs, or to 89.
 function(w4q_architectures_here result)
@@ -55,18 +56,19 @@ if(NOT W4Q_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_EXTENSIONS OFF)
     set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
     set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O3 -lineinfo")
-    # To pack to the least size, and PTX beside machine code, takes two fifths of the time of kernels that are compiled fast.
-    set(packing size)
     if(W4Q_FAST_COMPILED_KERNELS)
-      set(packing balance)
       list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^([0-9]+a?)$" "\\1-real")
-    endif()
-    if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.4)
-      string(APPEND CMAKE_CUDA_FLAGS " --compress-mode=${packing}")
-    endif()
-    # nvcc 12.8 and newer know it. The assembler would tell of every warpgroup product that it loses speed by it.
-    if(W4Q_FAST_COMPILED_KERNELS AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
-      string(APPEND CMAKE_CUDA_FLAGS " --Ofast-compile=max -Xptxas=-w")
+      # The empty kernel, which every file has, and its name as the assembler is told it.
+      set(empty_kernel ${PROJECT_BINARY_DIR}/prelude/w4q_empty_kernel.cuh)
+      file(CONFIGURE OUTPUT ${empty_kernel} CONTENT "template <int> __global__ void w4q_empty_kernel() {}
+template __global__ void w4q_empty_kernel<0>();
+")
+      string(APPEND CMAKE_CUDA_FLAGS " -include ${empty_kernel} -Xptxas=-e,_Z16w4q_empty_kernelILi0EEvv")
+      if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+        string(APPEND CMAKE_CUDA_FLAGS " --Ofast-compile=max")
+      endif()
+    elseif(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.4)
+      string(APPEND CMAKE_CUDA_FLAGS " --compress-mode=size")
     endif()
     if(W4Q_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
       set(CMAKE_CUDA_COMPILER_LAUNCHER ${W4Q_CCACHE})

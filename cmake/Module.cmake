@@ -34,15 +34,30 @@ function(w4q_module NAME)
   w4q_unity(w4q_${NAME} ALONE ${ARG_ALONE} APART ${ARG_APART})
   set(flags w4q_flags)
   set(prelude w4q_prelude)
-  if(ARG_PLAIN AND W4Q_OPTIMIZE EQUAL 1)
+  if(W4Q_OPTIMIZE STREQUAL "g" OR (ARG_PLAIN AND W4Q_OPTIMIZE EQUAL 1))
     set(flags w4q_plain_flags)
     set(prelude w4q_plain_prelude)
+  endif()
+  if(W4Q_OPTIMIZE STREQUAL "g")
+    w4q_optimize_loops(${ARG_SOURCES})
   endif()
   w4q_use_prelude(w4q_${NAME} ${prelude})
   target_include_directories(w4q_${NAME} PUBLIC ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(w4q_${NAME} PRIVATE ${flags} ${ARG_PRIVATE_PACKAGES} PUBLIC ${ARG_PACKAGES})
   foreach(dependency ${ARG_DEPENDS})
     target_link_libraries(w4q_${NAME} PUBLIC w4q_${dependency})
+  endforeach()
+endfunction()
+
+# Those of the files that Highway compiles for every instruction set are optimised all the same.
+function(w4q_optimize_loops)
+  list(FILTER ARGN INCLUDE REGEX "\\.cpp$")
+  foreach(source ${ARGN})
+    get_filename_component(path ${source} ABSOLUTE)
+    file(STRINGS ${path} targets REGEX "hwy/foreach_target\\.h" LIMIT_COUNT 1)
+    if(targets)
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS -O1)
+    endif()
   endforeach()
 endfunction()
 
@@ -122,11 +137,13 @@ function(w4q_check_cuda_calls NAME)
   endforeach()
 endfunction()
 
-# w4q_test(NAME SOURCES … [ALONE files…] [APART "file file…"…] [TOGETHER suites…] LINK modules…): one GoogleTest program tests_NAME, each case
+# w4q_test(NAME [WHOLE] SOURCES … [ALONE files…] [APART "file file…"…] [TOGETHER suites…] LINK modules…): one GoogleTest program tests_NAME, each case
 # its own ctest entry, but for the suites that are run TOGETHER since what they set up takes longer than their cases.
-# ALONE are those of the sources that cannot be compiled together with others, APART those that cannot with each other.
+# WHOLE: the program is one entry, since its cases take less than it takes to start. So are those of GPUs (…_cuda…) where
+# there is none and all of them skip. ALONE are those of the sources that cannot be compiled together with others, APART
+# those that cannot with each other.
 function(w4q_test NAME)
-  cmake_parse_arguments(ARG "" "" "SOURCES;ALONE;APART;TOGETHER;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "WHOLE" "" "SOURCES;ALONE;APART;TOGETHER;LINK" ${ARGN})
   add_executable(tests_${NAME} ${ARG_SOURCES})
   w4q_unity(tests_${NAME} ALONE ${ARG_ALONE} APART ${ARG_APART})
   w4q_use_prelude(tests_${NAME} w4q_test_prelude)
@@ -135,6 +152,11 @@ function(w4q_test NAME)
     target_link_libraries(tests_${NAME} PRIVATE w4q_${module})
   endforeach()
   # Tests share the cores: OpenMP threads that spin while they wait would starve each other (apps/w4q/main.cpp).
+  if(ARG_WHOLE OR (NAME MATCHES "_cuda" AND W4Q_FAST_COMPILED_KERNELS))
+    add_test(NAME ${NAME} COMMAND tests_${NAME})
+    set_tests_properties(${NAME} PROPERTIES TIMEOUT 600 ENVIRONMENT GOMP_SPINCOUNT=1000)
+    return()
+  endif()
   set(together ${ARG_TOGETHER})
   list(TRANSFORM together APPEND ".*")
   string(REPLACE ";" ":" together "${together}")

@@ -63,13 +63,19 @@ inline const std::map<std::string, std::string>& small_configs() {
       {"exaone4", R"("sliding_window": 6, "head_dim": 32)"},
       {"granitemoe", local + R"(, "embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 3.0,
         "attention_multiplier": 0.0625)"},
+      {"granite", R"("embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 3.0,
+        "attention_multiplier": 0.0625)"},
+      {"ernie4_5", R"("head_dim": 32, "use_bias": true)"},
+      {"seed_oss", R"("head_dim": 32, "attention_out_bias": true)"},
+      {"olmoe", R"("num_experts": 4, "num_experts_per_tok": 2)"},
       {"ernie4_5_moe", R"("moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
         "moe_layer_start_index": 1)"},
   };
   return configs;
 }
 
-inline io::Json small_config(const model::ArchitectureRow& row) {
+/// `changes` are keys in the place of others.
+inline io::Json small_config(const model::ArchitectureRow& row, const io::Json& changes = io::Json::object()) {
   const std::string& own = small_configs().at(std::string(row.model_type));
   io::Json config = io::parse_json("{" + own + "}", "small_configs");
   const io::Json common = {{"hidden_size", 64},
@@ -88,6 +94,7 @@ inline io::Json small_config(const model::ArchitectureRow& row) {
   }
   config["architectures"] = {std::string(row.class_name)};
   config["model_type"] = std::string(row.model_type);
+  config.update(changes);
   return config;
 }
 
@@ -110,9 +117,10 @@ inline std::map<std::string, Shape> small_tensors(const model::ModelConfig& conf
 }
 
 /// Norms around one (or what they add to one), weights of variance 1/k, everything BF16.
-inline void write_small_model(const model::ArchitectureRow& row, const std::filesystem::path& folder) {
+inline void write_small_model(const model::ArchitectureRow& row, const std::filesystem::path& folder,
+                              const io::Json& changes = io::Json::object()) {
   std::filesystem::create_directories(folder);
-  const io::Json json = small_config(row);
+  const io::Json json = small_config(row, changes);
   std::ofstream(folder / "config.json") << json.dump(2);
   const auto config = model::parse_config(json, "small");
   const auto tensors = small_tensors(config);

@@ -61,8 +61,8 @@ void add_build(const Build& build, const device::Installation& installation, Dia
                            {"fast_compiled_kernels", build.fast_compiled}};
   if (build.fast_compiled) {
     found.notes.emplace_back(
-        "kernels were compiled in a hurry (W4Q_FAST_COMPILED_KERNELS) and are a fraction as fast as they can be: build "
-        "with --preset release");
+        "kernels were only looked at (W4Q_FAST_COMPILED_KERNELS), so that no GPU can run them: build with --preset "
+        "release");
   }
   if (build.type == "Debug") found.notes.emplace_back("a Debug build is slow: build with --preset release");
 }
@@ -70,9 +70,10 @@ void add_build(const Build& build, const device::Installation& installation, Dia
 /// Whether kernels run on a GPU: as they are, once the driver has compiled them, or not at all.
 enum class Fit { machine_code, compiled_by_driver, none };
 
-Fit fit_of(int sm, const std::vector<int>& architectures) {
+Fit fit_of(int sm, const Build& build) {
   Fit fit = Fit::none;
-  for (const int built : architectures) {
+  if (build.fast_compiled) return fit;
+  for (const int built : build.architectures) {
     if (built / 10 == sm / 10 && built <= sm) return Fit::machine_code;
     if (built < sm) fit = Fit::compiled_by_driver;
   }
@@ -80,7 +81,7 @@ Fit fit_of(int sm, const std::vector<int>& architectures) {
 }
 
 void add_gpu(int ordinal, const device::Properties& gpu, const Build& build, Diagnosis& found) {
-  const Fit fit = fit_of(gpu.sm, build.architectures);
+  const Fit fit = fit_of(gpu.sm, build);
   const char* const words = fit == Fit::machine_code ? "kernels run as they are"
                             : fit == Fit::compiled_by_driver
                                 ? "the driver compiles the kernels when they are first used"
@@ -95,6 +96,7 @@ void add_gpu(int ordinal, const device::Properties& gpu, const Build& build, Dia
                                 {"kernels", fit == Fit::machine_code         ? "machine code"
                                             : fit == Fit::compiled_by_driver ? "compiled by the driver"
                                                                              : "none"}});
+  if (build.fast_compiled) return;  // which its note says
   if (fit != Fit::machine_code) {
     found.notes.push_back(concat("cuda:", ordinal, ": there is machine code for ", sm_text(build.architectures),
                                  " only: build with -DW4Q_CUDA_ARCHITECTURES=", gpu.sm));

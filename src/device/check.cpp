@@ -10,6 +10,9 @@ void check(cudaError_t status, std::string_view doing) {
   Error error(ErrorCode::device, concat(doing, ": ", cudaGetErrorName(status), ", ", cudaGetErrorString(status)));
   cudaGetLastError();  // reported here: a later launch must not report it again
   if (status == cudaErrorMemoryAllocation) error.hint("free GPU memory, or use --device cpu");
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
+    error.hint("this program was built without kernels for this GPU: `w4q doctor` tells for which it was");
+  }
   throw error;
 }
 

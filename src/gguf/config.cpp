@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "core/text.h"
+#include "gguf/families.h"
 #include "gguf/rope.h"
 #include "model/architecture.h"
 
@@ -20,13 +22,20 @@ constexpr std::array<std::string_view, 8> foreign_numbers = {
     "%.embedding_scale", "%.attn_logit_softcapping", "%.attention.clamp_kqv", "%.final_logit_softcapping",
 };
 
-bool has(const io::GgufFile& file, std::string_view name) { return file.find(name) != nullptr; }
+bool has_experts(const ArchitectureRow& row) {
+  const GgufFamily* family = gguf_family(row.model_type);
+  return family != nullptr && family->mixture;
+}
 
-/// Of rows that share a name, the one with windows only for a file that has one.
+/// Of rows that share a name, the one with experts and the one with windows only for a file that has them.
 const ArchitectureRow& find_architecture(const GgufKeys& keys, int64_t window) {
   const auto rows = model::architectures();
-  const auto first = std::ranges::find(rows, keys.architecture(), &ArchitectureRow::gguf);
-  if (first == rows.end()) {
+  const bool experts = keys.integer("%.expert_count").value_or(0) > 0;
+  std::vector<const ArchitectureRow*> named;
+  for (const auto* row : rows) {
+    if (row->gguf == keys.architecture()) named.push_back(row);
+  }
+  if (keys.architecture().empty() || named.empty()) {
     std::vector<std::string> known;
     for (const auto* row : rows) {
       const bool is_new = !row->gguf.empty() && std::ranges::find(known, row->gguf) == known.end();
@@ -35,16 +44,19 @@ const ArchitectureRow& find_architecture(const GgufKeys& keys, int64_t window) {
     throw keys.error(ErrorCode::unsupported, "general.architecture", concat("\"", printable(keys.architecture()), "\""))
         .detail("supported: " + join(known));
   }
-  if (window == 0) return **first;
-  const auto found = std::find_if(first, rows.end(), [&](const ArchitectureRow* row) {
-    return row->gguf == keys.architecture() && row->windows == model::WindowRule::all_layers;
-  });
-  if (found == rows.end()) throw keys.error(ErrorCode::unsupported, "%.attention.sliding_window", concat(window));
+  if (std::ranges::any_of(named, [&](const auto* row) { return has_experts(*row) == experts; })) {
+    std::erase_if(named, [&](const auto* row) { return has_experts(*row) != experts; });
+  }
+  const GgufFamily* family = gguf_family(named.front()->model_type);
+  if (window == 0 || (family != nullptr && family->own_windows)) return *named.front();
+  const auto found = std::ranges::find(named, model::WindowRule::all_layers, &ArchitectureRow::windows);
+  if (found == named.end()) throw keys.error(ErrorCode::unsupported, "%.attention.sliding_window", concat(window));
   return **found;
 }
 
-void refuse_foreign(const GgufKeys& keys) {
+void refuse_foreign(const GgufKeys& keys, const GgufFamily* family) {
   for (const auto key : foreign_numbers) {
+    if (family != nullptr && std::ranges::find(family->keys, key) != family->keys.end()) continue;
     const auto value = keys.number(key);
     if (value.value_or(0) != 0) throw keys.error(ErrorCode::unsupported, key, concat("is ", *value));
   }
@@ -53,12 +65,13 @@ void refuse_foreign(const GgufKeys& keys) {
   }
 }
 
-/// All heads have one width for queries, keys and values, and all of it rotates.
-int64_t head_dim_of(const GgufKeys& keys, int64_t hidden, int64_t heads) {
+/// All heads have one width for queries, keys and values, and all of it rotates, unless `partial`.
+int64_t head_dim_of(const GgufKeys& keys, int64_t hidden, int64_t heads, bool partial) {
+  constexpr std::string_view rotating = "%.rope.dimension_count";
   const int64_t head_dim = keys.size("%.attention.key_length", std::max<int64_t>(1, hidden / heads));
-  for (const std::string_view key : {"%.attention.value_length", "%.rope.dimension_count"}) {
+  for (const std::string_view key : {std::string_view("%.attention.value_length"), rotating}) {
     const int64_t value = keys.size(key, head_dim);
-    if (value == head_dim) continue;
+    if (value == head_dim || (partial && key == rotating && value < head_dim)) continue;
     throw keys.error(ErrorCode::unsupported, key, concat("is ", value))
         .detail(concat("heads have ", head_dim, " channels"));
   }
@@ -117,6 +130,11 @@ io::Json eos_tokens(const GgufKeys& keys) {
 
 io::Json optional_id(const std::optional<int64_t>& id) { return id ? io::Json(*id) : io::Json(nullptr); }
 
+/// A number of channels of each head that rotate.
+int64_t rotating(const model::ModelConfig& config) {
+  return std::llround(static_cast<double>(config.head_dim) * config.rope.partial_rotary_factor);
+}
+
 /// The one window of all layers, 0 for none.
 int64_t common_window(const model::ModelConfig& config) {
   const int64_t window = config.sliding_window.empty() ? 0 : config.sliding_window.front();
@@ -128,16 +146,16 @@ int64_t common_window(const model::ModelConfig& config) {
   throw Error(ErrorCode::unsupported, "config.json: sliding windows").detail("GGUF cannot say which layers have them");
 }
 
-uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
-
 }  // namespace
 
 io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType dtype) {
   const int64_t window = keys.integer("%.attention.sliding_window").value_or(0);
   const ArchitectureRow& row = find_architecture(keys, window);
-  refuse_foreign(keys);
+  const GgufFamily* family = gguf_family(row.model_type);
+  refuse_foreign(keys, family);
+  const bool partial = family != nullptr && family->partial_rotary;
   const int64_t hidden = keys.size("%.embedding_length"), heads = keys.size("%.attention.head_count");
-  const int64_t head_dim = head_dim_of(keys, hidden, heads);
+  const int64_t head_dim = head_dim_of(keys, hidden, heads, partial);
   const double theta = keys.number("%.rope.freq_base").value_or(10000);
   const bool tied = !has(file, "output.weight");
   io::Json config = {
@@ -156,8 +174,15 @@ io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType 
       {"rope_theta", theta},
       {"rope_scaling", rope_scaling_from_gguf(keys, read_factors(file, keys, head_dim), theta, head_dim)},
       {"tie_word_embeddings", tied}};
-  add_biases(file, keys, row, config);
-  if (row.windows == model::WindowRule::all_layers) config["sliding_window"] = window;
+  if (family == nullptr || !family->own_biases) add_biases(file, keys, row, config);
+  if (partial) {
+    config["partial_rotary_factor"] =
+        static_cast<double>(keys.size("%.rope.dimension_count", head_dim)) / static_cast<double>(head_dim);
+  }
+  if (family != nullptr && family->read != nullptr) family->read(file, keys, config);
+  if (row.windows == model::WindowRule::all_layers) {
+    config["sliding_window"] = window == 0 ? io::Json(nullptr) : io::Json(window);  // 0 is a window to transformers
+  }
   if (row.windows == model::WindowRule::from_layer) config["use_sliding_window"] = false;
   config["bos_token_id"] = optional_id(keys.integer("tokenizer.ggml.bos_token_id"));
   config["eos_token_id"] = eos_tokens(keys);
@@ -172,25 +197,31 @@ std::vector<float> rope_factors_to_gguf(const model::ModelConfig& config) {
 
 io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<std::string>& notes) {
   const std::string name(config.architecture->gguf);
+  const GgufFamily* family = gguf_family(config.architecture->model_type);
+  const int64_t inner = config.intermediate_size > 0 ? config.intermediate_size : config.mixture.intermediate;
   io::GgufMetadata metadata = {{name + ".block_count", u32(config.layers)},
                                {name + ".context_length", u32(config.max_positions)},
                                {name + ".embedding_length", u32(config.hidden_size)},
-                               {name + ".feed_forward_length", u32(config.intermediate_size)},
+                               {name + ".feed_forward_length", u32(inner)},
                                {name + ".attention.head_count", u32(config.heads)},
                                {name + ".attention.head_count_kv", u32(config.kv_heads)},
                                {name + ".attention.layer_norm_rms_epsilon", static_cast<float>(config.rms_norm_eps)},
                                {name + ".attention.key_length", u32(config.head_dim)},
                                {name + ".attention.value_length", u32(config.head_dim)},
                                {name + ".rope.freq_base", static_cast<float>(config.rope.theta)},
-                               {name + ".rope.dimension_count", u32(config.head_dim)},
+                               {name + ".rope.dimension_count", u32(rotating(config))},
                                {name + ".vocab_size", u32(config.vocab_size)}};
-  rope_scaling_to_gguf(config.rope, name, metadata);
+  model::RopeConfig rope = config.rope;
+  if (family != nullptr && family->partial_rotary) rope.partial_rotary_factor = 1;
+  rope_scaling_to_gguf(rope, name, metadata);
+  if (family != nullptr && family->write != nullptr) family->write(config, name + ".", metadata);
   if (config.output_bias && !config.architecture->gguf_stated_biases) {
     const std::string_view name_of_class = config.architecture->class_name;
     throw Error(ErrorCode::unsupported,
                 concat("config.json: attention_bias of ", name_of_class.substr(0, name_of_class.find("ForCausalLM"))))
         .detail("GGUF readers have no such tensors");
   }
+  if (family != nullptr && family->own_windows) return metadata;
   if (const int64_t window = common_window(config); window != 0) {
     metadata.push_back({name + ".attention.sliding_window", u32(window)});
     notes.push_back(concat("the sliding window of ", window, " positions is stated as ", name,

@@ -12,6 +12,10 @@
 
 namespace w4q::gguf {
 
+/// A size, as metadata has them.
+inline uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
+inline bool has(const io::GgufFile& file, std::string_view tensor) { return file.find(tensor) != nullptr; }
+
 class GgufKeys {
  public:
   /// `metadata` outlives this object; `source` names the file. Keys that begin with "%" get the architecture in front:

@@ -16,7 +16,8 @@ std::span<const ArchitectureRow* const> architectures() noexcept {
       &qwen3_vl_moe_architecture, &gemma2_architecture,     &gemma3_architecture,      &gemma4_architecture,
       &gpt_oss_architecture,      &glm4_architecture,       &glm4_moe_architecture,    &minimax_m2_architecture,
       &phi3_architecture,         &smollm3_architecture,    &olmo2_architecture,       &olmo3_architecture,
-      &exaone4_architecture,      &granitemoe_architecture, &ernie4_5_moe_architecture};
+      &exaone4_architecture,      &granitemoe_architecture, &granite_architecture,     &ernie4_5_moe_architecture,
+      &ernie4_5_architecture,     &seed_oss_architecture,   &olmoe_architecture};
   return rows;
 }
 

@@ -65,6 +65,7 @@ struct ArchitectureRow {
   std::string_view gguf = {};       ///< general.architecture; several rows may share one; empty: GGUF is not written
   bool gguf_rotary_pairs = false;   ///< GGUF stores channels of q and k that rotate together side by side
   bool gguf_stated_biases = false;  ///< GGUF has room for biases of attention that are stated
+  std::string_view gguf_mlp_norm = "ffn_norm";  ///< the norm before an MLP or a mixture
 
   /// Reads keys of its own, after everything that is read for all; null: there are none.
   void (*read)(const ConfigReader& reader, ModelConfig& config) = nullptr;

@@ -79,6 +79,8 @@ struct PlannedLinear {
   /// Where biases of several linears stand in one tensor, that and the row in it.
   std::string bias_tensor = {};
   int64_t bias_row = 0;
+  /// Experts are one tensor in GGUF, of which this is the part; negative: it is a tensor by itself.
+  int64_t gguf_part = -1;
   Basis outputs = Basis::own;  ///< stream: they are added to the residual stream
   bool rotary_rows = false;    ///< rows are turned by the rotary embedding, pairs half a head apart
   size_t position = 0;         ///< among the linears of the layer
@@ -87,6 +89,7 @@ struct PlannedLinear {
 struct PlannedVector {
   VectorRole role = VectorRole::sinks;
   std::string name = {};  ///< of the tensor
+  std::string gguf = {};  ///< "blk.0.exp_probs_b.bias"; empty: GGUF has none
   Shape shape = {};
   size_t position = 0;  ///< among the vectors of the layer
 };

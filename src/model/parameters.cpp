@@ -12,14 +12,21 @@
 namespace w4q::model {
 namespace {
 
+std::string gguf_name(const std::string& module, std::string_view end) {
+  return module.empty() ? std::string() : concat(module, end);
+}
+
 void add_norm(const PlannedNorm& norm, std::vector<Parameter>& list) {
-  list.push_back({norm.name + ".weight", {norm.size}, false, norm.gguf + ".weight"});
+  list.push_back({norm.name + ".weight", {norm.size}, false, gguf_name(norm.gguf, ".weight")});
+  list.back().gguf_offset = norm.offset;
 }
 
 void add_linear(const PlannedLinear& linear, std::vector<Parameter>& list) {
-  list.push_back({linear.name + ".weight", {linear.n, linear.k}, true, linear.gguf + ".weight", linear.rotary_rows});
+  list.push_back(
+      {linear.name + ".weight", {linear.n, linear.k}, true, gguf_name(linear.gguf, ".weight"), linear.rotary_rows});
+  list.back().gguf_part = linear.gguf_part;
   if (linear.bias && linear.bias_tensor.empty())
-    list.push_back({linear.name + ".bias", {linear.n}, false, linear.gguf + ".bias", linear.rotary_rows});
+    list.push_back({linear.name + ".bias", {linear.n}, false, gguf_name(linear.gguf, ".bias"), linear.rotary_rows});
 }
 
 void add_block(const Block& block, std::vector<Parameter>& list) {
@@ -38,7 +45,7 @@ void add_block(const Block& block, std::vector<Parameter>& list) {
   }
   for (const auto& [name, shape] : biases) list.push_back({name, shape, false, {}});
   norms(false);
-  for (const auto& vector : block.vectors) list.push_back({vector.name, vector.shape, false, {}});
+  for (const auto& vector : block.vectors) list.push_back({vector.name, vector.shape, false, vector.gguf});
 }
 
 /// A part of a path and why what stands under it is left.

@@ -15,9 +15,11 @@ struct Parameter {
   std::string name;  ///< "model.layers.0.mlp.up_proj.weight"
   Shape shape;
   bool linear = false;       ///< a matrix that a scheme may pack: linear layers, and the embedding table
-  std::string gguf;          ///< "blk.0.ffn_up.weight"
+  std::string gguf;          ///< "blk.0.ffn_up.weight"; empty: GGUF has no such tensor
   bool rotary_rows = false;  ///< PlannedLinear::rotary_rows
   std::string left = {};     ///< why it is left as it is unless it is asked for by name: "router"; empty: it is packed
+  int64_t gguf_part = -1;    ///< PlannedLinear::gguf_part
+  float gguf_offset = 0;     ///< GGUF has the values with this added
 };
 
 /// "model.layers.0.mlp.up_proj.weight" → "model.layers.0.mlp.up_proj"; a name without the suffix stays.

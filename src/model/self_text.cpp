@@ -130,8 +130,12 @@ void check_self_text(const ModelConfig& config, const SelfText& request) {
 }
 
 int32_t first_token(const ModelConfig& config, const SelfText& request, int64_t sequence) {
-  if (config.bos_token) return static_cast<int32_t>(*config.bos_token);
-  if (!config.eos_tokens.empty()) return static_cast<int32_t>(config.eos_tokens.front());
+  // What an architecture assumes may lie behind a small vocabulary.
+  const auto known = [&](int64_t id) { return id >= 0 && id < config.known_ids(); };
+  if (config.bos_token && known(*config.bos_token)) return static_cast<int32_t>(*config.bos_token);
+  if (!config.eos_tokens.empty() && known(config.eos_tokens.front())) {
+    return static_cast<int32_t>(config.eos_tokens.front());
+  }
   const uint64_t any = random_bits(request.seed ^ 0x9E3779B97F4A7C15U, static_cast<uint64_t>(sequence));
   return static_cast<int32_t>(any % static_cast<uint64_t>(config.vocab_size));
 }

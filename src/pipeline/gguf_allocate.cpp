@@ -82,10 +82,7 @@ class Chooser {
 
   /// The file without the linears.
   int64_t rest() const {
-    std::vector<io::PlannedGgufTensor> planned;
-    for (const auto& tensor : plan_.tensors) planned.push_back({tensor.name, tensor.type, tensor.parameter.shape});
-    if (!plan_.rope_factors.empty()) planned.push_back(rope_factors_plan(plan_));
-    int64_t size = static_cast<int64_t>(io::layout_gguf(std::move(planned), plan_.metadata).file_size());
+    int64_t size = static_cast<int64_t>(io::layout_gguf(planned_tensors(plan_), plan_.metadata).file_size());
     for (const size_t at : linears_)
       size -= padded(gguf_bytes(plan_.tensors[at].type, plan_.tensors[at].parameter.shape));
     return size;

@@ -7,6 +7,7 @@
 #include "core/convert.h"
 #include "core/progress.h"
 #include "core/stopwatch.h"
+#include "core/text.h"
 #include "formats/gguf_blocks.h"
 #include "formats/scheme_registry.h"
 #include "gguf/config.h"
@@ -21,13 +22,19 @@
 namespace w4q::pipeline {
 namespace {
 
+/// "blk.0.ffn_up_exps.3.weight": of a part, with its number.
+std::string shown_name(const ExportedTensor& tensor) {
+  if (!tensor.is_part()) return tensor.name;
+  return concat(model::module_path(tensor.name), ".", tensor.parameter.gguf_part, ".weight");
+}
+
 ConversionReport make_report(const ExportPlan& plan) {
   ConversionReport report;
   for (const auto& tensor : plan.tensors) {
     const std::string from = tensor.packed == nullptr
                                  ? std::string(dtype_name(plan.model.folder.tensors.at(tensor.parameter.name).dtype))
                                  : formats::to_string(tensor.packed->passes.front().scheme);
-    report.tensors.push_back({tensor.name,
+    report.tensors.push_back({shown_name(tensor),
                               from,
                               std::string(ggml_type_name(tensor.type)),
                               tensor.parameter.shape,
@@ -69,6 +76,16 @@ RowSource plain_rows(const TensorView& view, int64_t rows, int64_t k, GgmlType t
   return source;
 }
 
+/// A vector with `offset` added to each value.
+RowSource added(const TensorView& vector, RowSource plain, float offset) {
+  plain.copy = {};
+  plain.read = [vector, offset](int64_t, std::span<float> values) {
+    widen(vector.bytes, vector.dtype, values);
+    for (float& value : values) value += offset;
+  };
+  return plain;
+}
+
 RowSource packed_rows(const formats::PackedLinear& linear, const ExportedTensor& tensor, const RowOrder& order) {
   const auto& first = linear.passes.front();
   RowSource source{first.n, first.k, {}, {}};
@@ -108,6 +125,7 @@ ConversionError write_tensor(const ExportPlan& plan, const ExportedTensor& tenso
   const int64_t k = shape.size() == 1 && tensor.rotary ? 1 : shape.back(), rows = element_count(shape) / k;
   const auto loaded = plan.model.folder.tensors.load(name);
   RowSource source = plain_rows(loaded.view(), rows, k, tensor.type, order);
+  if (tensor.parameter.gguf_offset != 0) source = added(loaded.view(), std::move(source), tensor.parameter.gguf_offset);
   Buffer blocks;
   if (tensor.form != nullptr) {
     std::optional<quantize::CalibratedInput> input;
@@ -116,13 +134,6 @@ ConversionError write_tensor(const ExportPlan& plan, const ExportedTensor& tenso
     source = block_rows(blocks, std::move(source), order);
   }
   return convert_rows(name, source, sink_of(tensor.type, k), write);
-}
-
-std::vector<io::PlannedGgufTensor> planned_tensors(const ExportPlan& plan) {
-  std::vector<io::PlannedGgufTensor> result;
-  for (const auto& tensor : plan.tensors) result.push_back({tensor.name, tensor.type, tensor.parameter.shape});
-  if (!plan.rope_factors.empty()) result.push_back(rope_factors_plan(plan));
-  return result;
 }
 
 /// The digests stand in a file beside, since what readers take as metadata is not theirs. Written before and renamed

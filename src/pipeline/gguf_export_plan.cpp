@@ -83,14 +83,17 @@ void choose_packed(const checkpoint::PackedLinearInfo& packed, const GgufTarget&
   tensor.type = target.linear;
 }
 
+/// What routes is small, and readers multiply by it as it is.
+bool stays_plain(const model::Parameter& parameter) { return parameter.linear && !parameter.left.empty(); }
+
 GgmlType choose_plain(const model::Parameter& parameter, const io::TensorInfo& info, const GgufTarget& target,
                       const GgufPlace& place, std::vector<std::string>& notes) {
-  if (parameter.shape.size() == 1) return GgmlType::f32;
+  if (parameter.shape.size() == 1 || stays_plain(parameter)) return GgmlType::f32;
   if (target.lossless) return plain_type(info.dtype);
   const GgmlType type = gguf_type(target, place), taken = gguf_type_for_rows(type, parameter.shape[1]);
-  if (taken != type) {
-    notes.push_back(concat(parameter.name, ": rows of ", parameter.shape[1], " are no whole blocks of ",
-                           ggml_type_name(type), ", so it is ", ggml_type_name(taken)));
+  if (taken != type && parameter.gguf_part <= 0) {
+    notes.push_back(concat(parameter.gguf_part < 0 ? parameter.name : parameter.gguf, ": rows of ", parameter.shape[1],
+                           " are no whole blocks of ", ggml_type_name(type), ", so it is ", ggml_type_name(taken)));
   }
   return taken;
 }
@@ -116,11 +119,37 @@ void check_parameter(const io::TensorInfo& info, const model::Parameter& paramet
   }
 }
 
+void check_name(const model::Parameter& parameter, const model::ModelConfig& config) {
+  if (!parameter.gguf.empty()) return;
+  throw Error(ErrorCode::unsupported,
+              concat(parameter.name, ": GGUF's architecture ", config.architecture->gguf, " has no such tensor"));
+}
+
+/// Parts of a tensor follow each other, in the place of the first.
+void gather_parts(std::vector<ExportedTensor>& tensors) {
+  std::map<std::string, size_t, std::less<>> places;
+  for (const auto& tensor : tensors) places.try_emplace(tensor.name, places.size());
+  std::ranges::stable_sort(tensors, {}, [&](const ExportedTensor& tensor) { return places.at(tensor.name); });
+}
+
+/// A tensor has one type.
+void check_parts(const std::vector<ExportedTensor>& tensors) {
+  for (size_t i = 1; i < tensors.size(); ++i) {
+    const ExportedTensor &one = tensors[i - 1], &other = tensors[i];
+    if (one.name != other.name || one.type == other.type) continue;
+    throw Error(ErrorCode::unsupported, concat(printable(other.parameter.name), ": ", ggml_type_name(other.type),
+                                               " beside ", ggml_type_name(one.type), " of the expert before"))
+        .detail("GGUF has one type for all experts of a layer")
+        .hint("--to gguf-f16, or start from the 16-bit checkpoint");
+  }
+}
+
 std::vector<ExportedTensor> choose_types(ExportPlan& plan, const GgufTarget& target, bool calibrated) {
   std::vector<ExportedTensor> tensors;
   const bool permuted = plan.model.config.architecture->gguf_rotary_pairs;
   for (auto& parameter : model::parameters(plan.model.config)) {
     ExportedTensor tensor;
+    check_name(parameter, plan.model.config);
     tensor.name = parameter.gguf;
     tensor.rotary = permuted && parameter.rotary_rows;
     tensor.packed =
@@ -138,6 +167,8 @@ std::vector<ExportedTensor> choose_types(ExportPlan& plan, const GgufTarget& tar
     tensor.parameter = std::move(parameter);
     tensors.push_back(std::move(tensor));
   }
+  gather_parts(tensors);
+  check_parts(tensors);
   return tensors;
 }
 
@@ -212,6 +243,10 @@ void refuse_packed(const ExportPlan& plan) {
 }
 
 void choose_size(const GgufExportRequest& request, ExportPlan& plan) {
+  if (std::ranges::any_of(plan.tensors, &ExportedTensor::is_part)) {
+    throw Error(ErrorCode::unsupported, "--target-size of a mixture: its experts are one tensor, which has one type")
+        .hint("--to gguf-q4_k_m, or another type or mix");
+  }
   GgufCalibrationRequest calibration = request.calibration.value();
   calibration.windows = true;
   const auto beside = request.output.empty() ? fs::temp_directory_path() / "w4q" : request.output;
@@ -245,6 +280,22 @@ std::unique_ptr<ExportPlan> plan_export(const GgufExportRequest& request) {
   for (const auto& warning : plan.model.folder.tensors.warnings()) plan.notes.push_back(warning);
   if (request.bytes > 0) choose_size(request, plan);
   return made;
+}
+
+std::vector<io::PlannedGgufTensor> planned_tensors(const ExportPlan& plan) {
+  std::vector<io::PlannedGgufTensor> result;
+  for (const auto& tensor : plan.tensors) {
+    const Shape& shape = tensor.parameter.shape;
+    if (!tensor.is_part()) {
+      result.push_back({tensor.name, tensor.type, shape});
+    } else if (!result.empty() && result.back().name == tensor.name) {
+      ++result.back().shape[0];
+    } else {
+      result.push_back({tensor.name, tensor.type, {1, shape[0], shape[1]}});
+    }
+  }
+  if (!plan.rope_factors.empty()) result.push_back(rope_factors_plan(plan));
+  return result;
 }
 
 io::PlannedGgufTensor rope_factors_plan(const ExportPlan& plan) {

@@ -23,6 +23,9 @@ struct ExportedTensor {
   /// Scales are searched; null: values are stored as they are, or by the reference's rule.
   const formats::GgufForm* form = nullptr;
   bool rotary = false;  ///< rows take the order of the architecture "llama"
+
+  /// A matrix of several that are one tensor: the experts of a layer, which follow each other.
+  bool is_part() const noexcept { return parameter.gguf_part >= 0; }
 };
 
 struct ExportPlan {
@@ -38,6 +41,8 @@ struct ExportPlan {
 /// export_gguf does.
 std::unique_ptr<ExportPlan> plan_export(const GgufExportRequest& request);
 
+/// The tensors of the file: parts together make one.
+std::vector<io::PlannedGgufTensor> planned_tensors(const ExportPlan& plan);
 io::PlannedGgufTensor rope_factors_plan(const ExportPlan& plan);
 
 /// Bytes of a tensor in the checkpoint, and in a GGUF file.

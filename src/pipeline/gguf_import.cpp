@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -35,6 +36,9 @@ struct ImportedTensor {
   std::string name;
   const io::GgufTensor* source = nullptr;
   DType dtype = DType::f16;
+  Shape shape = {};
+  int64_t part = -1;                           ///< of the source, which has several; negative: it is all of it
+  float offset = 0;                            ///< that the source has added
   bool rotary = false;                         ///< rows are in the order of the architecture "llama"
   std::optional<formats::Scheme> packed = {};  ///< codes and scales are kept
 };
@@ -88,20 +92,30 @@ DType common_dtype(const io::GgufFile& file, std::string_view to) {
 }
 
 /// True when every value of an F32 vector can be stored as `dtype`.
-bool holds_vector(const io::GgufFile& file, const io::GgufTensor& tensor, DType dtype) {
+bool holds_vector(const io::GgufFile& file, const io::GgufTensor& tensor, float offset, DType dtype) {
   std::vector<float> values(static_cast<size_t>(tensor.shape[0])), back(values.size());
   widen(file.bytes(tensor), DType::f32, values);
+  for (float& value : values) value -= offset;
   std::vector<std::byte> bytes(values.size() * 2);
   narrow(values, dtype, bytes);
   widen(bytes, dtype, back);
   return values == back;
 }
 
-DType choose_dtype(const io::GgufFile& file, const io::GgufTensor& tensor, DType common) {
+DType choose_dtype(const io::GgufFile& file, const io::GgufTensor& tensor, float offset, DType common) {
   const auto plain = plain_dtype(tensor.type);
   if (common == DType::f32 || !plain) return common;
   if (*plain != DType::f32) return *plain;
-  return tensor.shape.size() == 1 && !holds_vector(file, tensor, common) ? DType::f32 : common;
+  return tensor.shape.size() == 1 && !holds_vector(file, tensor, offset, common) ? DType::f32 : common;
+}
+
+/// A part is a matrix of a tensor of three dimensions; a matrix of one row may be a vector.
+bool holds_shape(const io::GgufTensor& tensor, const model::Parameter& parameter) {
+  const Shape &found = tensor.shape, &wanted = parameter.shape;
+  if (parameter.gguf_part >= 0) {
+    return found.size() == 3 && parameter.gguf_part < found[0] && Shape(found.begin() + 1, found.end()) == wanted;
+  }
+  return found == wanted || (wanted.size() == 2 && wanted[0] == 1 && found == Shape{wanted[1]});
 }
 
 ImportedTensor find_tensor(const io::GgufFile& file, const model::Parameter& parameter, bool permuted, DType common) {
@@ -111,7 +125,7 @@ ImportedTensor find_tensor(const io::GgufFile& file, const model::Parameter& par
     throw Error(ErrorCode::bad_file, concat(printable(file.path().native()), ": tensor \"", name, "\" is missing"))
         .detail("needed for " + parameter.name);
   }
-  if (source->shape != parameter.shape) {
+  if (!holds_shape(*source, parameter)) {
     throw Error(ErrorCode::bad_file,
                 concat(printable(file.path().native()), ": tensor \"", name, "\" has the wrong shape"))
         .detail(concat("expected ", shape_text(parameter.shape), " by the metadata, got ", shape_text(source->shape)));
@@ -121,7 +135,13 @@ ImportedTensor find_tensor(const io::GgufFile& file, const model::Parameter& par
                 concat(name, ": tensors of type ", ggml_type_name(source->type), " cannot be decoded"))
         .detail("supported: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS");
   }
-  return {parameter.name, source, choose_dtype(file, *source, common), permuted && parameter.rotary_rows};
+  return {.name = parameter.name,
+          .source = source,
+          .dtype = choose_dtype(file, *source, parameter.gguf_offset, common),
+          .shape = parameter.shape,
+          .part = parameter.gguf_part,
+          .offset = parameter.gguf_offset,
+          .rotary = permuted && parameter.rotary_rows};
 }
 
 /// A tensor that no parameter needs may change what the model computes, so it is not dropped silently.
@@ -136,16 +156,23 @@ void refuse_unknown(const io::GgufFile& file, const std::vector<ImportedTensor>&
   }
 }
 
+/// Parts of a tensor follow each other, so that it is read once.
+void gather_parts(std::vector<ImportedTensor>& tensors) {
+  std::map<const io::GgufTensor*, size_t> places;
+  for (const auto& tensor : tensors) places.try_emplace(tensor.source, places.size());
+  std::ranges::stable_sort(tensors, {}, [&](const ImportedTensor& tensor) { return places.at(tensor.source); });
+}
+
 /// Matrices whose blocks an integer scheme can hold keep their codes.
 void choose_packed(Source& source, DType common) {
   source.quantization.method = "gguf";
   for (auto& tensor : source.tensors) {
     const auto& from = *tensor.source;
-    if (from.shape.size() == 2) tensor.packed = scheme_of_gguf(from.type);
+    if (tensor.shape.size() == 2) tensor.packed = scheme_of_gguf(from.type);
     if (!tensor.packed) continue;
     const std::string name(model::module_path(tensor.name));
     const checkpoint::PackedPass pass{*tensor.packed, std::string(formats::canonical_layout)};
-    source.quantization.linears[name] = {name, from.shape[0], from.shape[1], common, {pass}, false};
+    source.quantization.linears[name] = {name, tensor.shape[0], tensor.shape[1], common, {pass}, false};
   }
 }
 
@@ -171,6 +198,7 @@ Source open_source(const GgufImportRequest& request) {
     source.tensors.push_back(find_tensor(file, parameter, source.parsed.architecture->gguf_rotary_pairs, common));
   }
   refuse_unknown(file, source.tensors);
+  gather_parts(source.tensors);
   if (request.to == packed_target) choose_packed(source, common);
   return source;
 }
@@ -182,7 +210,13 @@ const checkpoint::PackedLinearInfo& packed_info(const Source& source, const Impo
 /// What a tensor becomes: itself, or its planes.
 std::vector<io::PlannedTensor> planned_tensors(const Source& source, const ImportedTensor& tensor) {
   if (tensor.packed) return checkpoint::planned_planes(packed_info(source, tensor));
-  return {{tensor.name, tensor.dtype, tensor.source->shape}};
+  return {{tensor.name, tensor.dtype, tensor.shape}};
+}
+
+/// Of a part, those of a part.
+uint64_t source_bytes(const ImportedTensor& tensor) {
+  const uint64_t parts = tensor.part < 0 ? 1 : static_cast<uint64_t>(tensor.source->shape[0]);
+  return tensor.source->size / parts;
 }
 
 ConversionReport make_report(const Source& source) {
@@ -194,8 +228,8 @@ ConversionReport make_report(const Source& source) {
     report.tensors.push_back({tensor.name,
                               std::string(ggml_type_name(tensor.source->type)),
                               to,
-                              tensor.source->shape,
-                              static_cast<int64_t>(tensor.source->size),
+                              tensor.shape,
+                              static_cast<int64_t>(source_bytes(tensor)),
                               after,
                               {}});
   }
@@ -233,22 +267,27 @@ ConversionError convert(const Source& source, const ImportedTensor& tensor, io::
   const auto& from = *tensor.source;
   const int64_t head_dim = source.parsed.head_dim;
   // A vector whose elements change places is a matrix of one column.
-  const bool column = from.shape.size() == 1 && tensor.rotary;
-  const int64_t k = column ? 1 : from.shape.back(), rows = element_count(from.shape) / k;
+  const bool column = tensor.shape.size() == 1 && tensor.rotary;
+  const int64_t k = column ? 1 : tensor.shape.back(), rows = element_count(tensor.shape) / k;
+  const int64_t first = std::max<int64_t>(0, tensor.part) * rows;
   const uint64_t from_bytes = column ? from.size / static_cast<uint64_t>(rows) : from.row_bytes();
-  const auto row_of = [&](int64_t row) { return tensor.rotary ? gguf::rotary_row_to_gguf(row, head_dim) : row; };
+  const auto row_of = [&](int64_t row) {
+    return first + (tensor.rotary ? gguf::rotary_row_to_gguf(row, head_dim) : row);
+  };
   const auto bytes_of_row = [&](int64_t row) {
     return source.file.bytes(from).subspan(static_cast<size_t>(row_of(row)) * from_bytes, from_bytes);
   };
   if (tensor.packed) return convert_packed(source, tensor, bytes_of_row, writer);
   RowSource rows_in{rows, k, {}, {}};
-  if (plain_dtype(from.type) == tensor.dtype) {
+  if (plain_dtype(from.type) == tensor.dtype && tensor.offset == 0) {
     rows_in.copy = [&](int64_t row, std::span<std::byte> bytes) {
       std::ranges::copy(bytes_of_row(row), bytes.begin());
     };
   } else {
     rows_in.read = [&](int64_t row, std::span<float> values) {
       formats::gguf_decode(from.type, bytes_of_row(row), values);
+      if (tensor.offset == 0) return;
+      for (float& value : values) value -= tensor.offset;
     };
   }
   const GgmlType to = tensor.dtype == DType::f32   ? GgmlType::f32
@@ -305,12 +344,14 @@ ConversionReport import_gguf(const GgufImportRequest& request) {
   Progress progress("import", total, "bytes");
   for (size_t i = 0; i < source.tensors.size(); ++i) {
     const io::GgufTensor& from = *source.tensors[i].source;
-    if (written) {
+    const bool first = i == 0 || source.tensors[i - 1].source != &from;
+    const bool last = i + 1 == source.tensors.size() || source.tensors[i + 1].source != &from;
+    if (written && first) {
       const auto found = io::hash_tensor(ggml_type_name(from.type), from.shape, source.file.bytes(from));
       io::check_digest(written->tensors, from.name, found, request.input.native());
     }
     report.tensors[i].error = convert(source, source.tensors[i], writer);
-    source.file.release(from);
+    if (last) source.file.release(from);
     progress.advance(report.tensors[i].bytes_before);
   }
   return finished(std::move(report), writer, output, watch, {},

@@ -270,6 +270,8 @@ struct IntegerCells {
   };
   using Cell = cuda::Cell<widest_trial>;
 
+  __device__ void prepare(Shared&, const cuda::Wave&, int64_t, int) const {}
+
   __device__ void round(Shared& shared, const cuda::Wave& wave, Cell& cell, int64_t row, int64_t block, int64_t from,
                         int cols) const {
     const int warp = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;

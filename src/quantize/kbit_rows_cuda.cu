@@ -184,22 +184,28 @@ struct KbitCells {
     typename cuda::ScaleChoice<true, bits>::Best best;
   };
 
-  __device__ void round(Shared& shared, const cuda::Wave& wave, cuda::Cell<kbit_block>& cell, int64_t row, int64_t,
-                        int64_t from, int cols) const {
+  __device__ void prepare(Shared& shared, const cuda::Wave& wave, int64_t from, int cols) const {
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < 32) {
       shared.levels[thread] = rule.levels[thread];
       shared.midpoints[thread] = rule.midpoints[thread];
       shared.importance[thread] = thread < cols ? wave.pivots[from + thread] : 0.0f;
       shared.placed[thread] = 0;
-      if (thread >= cols) cell.target[thread] = cell.weight[thread] = cell.shift[thread] = 0;
     }
     for (int i = thread; i < kbit_block * kbit_block; i += cuda::cell_threads) {
-      const int before = i / kbit_block, to = i % kbit_block;
+      const int to = i / kbit_block, before = i % kbit_block;  // as it lies in memory
       const bool inside = to < cols && before < to;
-      shared.coupling[i] = inside ? wave.along[(from + to) * wave.k + from + before] : 0.0f;
+      shared.coupling[before * kbit_block + to] = inside ? wave.along[(from + to) * wave.k + from + before] : 0.0f;
     }
-    __syncthreads();
+  }
+
+  __device__ void round(Shared& shared, const cuda::Wave& wave, cuda::Cell<kbit_block>& cell, int64_t row, int64_t,
+                        int64_t from, int cols) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (cols < kbit_block) {
+      if (thread >= cols && thread < kbit_block) cell.target[thread] = cell.weight[thread] = cell.shift[thread] = 0;
+      __syncthreads();
+    }
     const cuda::KbitBlock block{cell.target, cell.weight, shared.importance, shared.coupling, cols};
     using Choice = cuda::ScaleChoice<true, bits>;
     Choice choice(rule, shared.levels, shared.midpoints, block);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "device/unroll.cuh"
 #include "device/warp.cuh"
 #include "formats/e4m4.h"
 #include "formats/kbit.h"
@@ -14,6 +15,7 @@
 namespace w4q::quantize::cuda {
 
 using device::all_lanes;
+using device::unroll;
 using device::warp_lanes;
 
 /// What all blocks of a weight share, in the kernel's arguments.
@@ -39,7 +41,7 @@ inline KbitRule kbit_rule(const formats::Scheme& scheme, std::span<const float> 
   return rule;
 }
 
-/// A block in shared memory, as PanelBlock.
+/// A block in shared memory, each array on 16 bytes, as PanelBlock.
 struct KbitBlock {
   const float* target;
   const float* weights;
@@ -148,32 +150,76 @@ struct Tried {
   BlockCodes<bits> codes;
 };
 
-/// One copy for all that try, since it takes the compiler seconds. All pointers are to shared memory.
-template <bool coupled, int bits>
-__device__ __noinline__ Tried<bits> tried(const float* table, const float* midpoints, const float* target,
-                                          const float* weights, const float* importance, const float* coupling,
-                                          int columns, float scale, float unit) {
-  __builtin_assume(__isShared(table) && __isShared(midpoints) && __isShared(target));
-  __builtin_assume(__isShared(weights) && __isShared(importance) && __isShared(coupling));
-  constexpr int width = formats::kbit_block;
-  const Levels<bits> levels(table, midpoints, scale);
-  float targets[width];
+/// Floats in shared memory on 16 bytes, by their address there: of generic pointers the compiler makes generic loads, one
+/// float at a time.
+struct SharedFloats {
+  uint32_t address;
+
+  __device__ explicit SharedFloats(const float* floats)
+      : address(static_cast<uint32_t>(__cvta_generic_to_shared(floats))) {}
+  /// Floats 4 · i to 4 · i + 3.
+  __device__ __forceinline__ float4 quad(int i) const {
+    float4 result;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(result.x), "=f"(result.y), "=f"(result.z), "=f"(result.w)
+                 : "r"(address + 16 * static_cast<uint32_t>(i))
+                 : "memory");
+    return result;
+  }
+  template <int count>
+  __device__ __forceinline__ void read(float (&to)[count]) const {
+    static_assert(count % 4 == 0);
 #pragma unroll
-  for (int c = 0; c < width; ++c) targets[c] = target[c];
-  Tried<bits> result{};
-#pragma unroll
-  for (int c = 0; c < width; ++c) {
-    if (c >= columns) continue;
-    const Rounded found = levels.nearest(targets[c]);
-    const float miss = (targets[c] - found.value) * unit;
-    result.error = result.error + miss * miss * importance[c];
-    result.codes.set(c, found.code);
-    if constexpr (coupled) {
-      const float residual = weights[c] - found.value;
-#pragma unroll
-      for (int to = c + 1; to < width; ++to) targets[to] = targets[to] + coupling[c * width + to] * residual;
+    for (int i = 0; i < count / 4; ++i) {
+      const float4 four = quad(i);
+      to[4 * i] = four.x, to[4 * i + 1] = four.y, to[4 * i + 2] = four.z, to[4 * i + 3] = four.w;
     }
   }
+};
+
+/// targets[to] += coupling · residual for all `to` behind column `c`, of which `coupling` has the row.
+template <int c, int width>
+__device__ __forceinline__ void move_targets(const SharedFloats& coupling, float residual, float (&targets)[width]) {
+#pragma unroll
+  for (int i = (c + 1) / 4; i < width / 4; ++i) {
+    const float4 four = coupling.quad(c * (width / 4) + i);
+    const float worth[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (4 * i + j > c) targets[4 * i + j] = targets[4 * i + j] + worth[j] * residual;
+    }
+  }
+}
+
+/// One copy for all that try, since it takes the compiler seconds. `table` and `midpoints` have 32 floats.
+template <bool coupled, int bits>
+__device__ __noinline__ Tried<bits> tried(SharedFloats table, SharedFloats midpoints, SharedFloats target,
+                                          SharedFloats weights, SharedFloats importance, SharedFloats coupling,
+                                          int columns, float scale, float unit) {
+  constexpr int width = formats::kbit_block;
+  float values[Levels<bits>::count], middles[Levels<bits>::count];
+  table.read(values);
+  midpoints.read(middles);
+  const Levels<bits> levels(values, middles, scale);
+  float targets[width];
+  target.read(targets);
+  Tried<bits> result{};
+  // Without a branch for columns that are not there, so that loads of later columns are on their way early: nothing reads
+  // their codes, their errors are left out, and nothing couples them to those that are there.
+  unroll<width / 4>([&]<int four>() {
+    const float4 own_importance = importance.quad(four), own_weights = coupled ? weights.quad(four) : float4{};
+    const float weighed[4] = {own_importance.x, own_importance.y, own_importance.z, own_importance.w};
+    [[maybe_unused]] const float plain[4] = {own_weights.x, own_weights.y, own_weights.z, own_weights.w};
+    unroll<4>([&]<int j>() {
+      constexpr int c = 4 * four + j;
+      const Rounded found = levels.nearest(targets[c]);
+      const float miss = (targets[c] - found.value) * unit;
+      const float error = result.error + miss * miss * weighed[j];
+      result.error = c < columns ? error : result.error;
+      result.codes.set(c, found.code);
+      if constexpr (coupled) move_targets<c>(coupling, plain[j] - found.value, targets);
+    });
+  });
   return result;
 }
 
@@ -245,8 +291,9 @@ class ScaleChoice {
 
   /// The block rounded with `scale` by every lane, which may differ.
   __device__ Tried<bits> attempt(uint16_t scale) const {
-    return tried<coupled, bits>(levels_, midpoints_, block_.target, block_.weights, block_.importance, block_.coupling,
-                                block_.columns, decode_scale(rule_, scale), unit_);
+    return tried<coupled, bits>(SharedFloats(levels_), SharedFloats(midpoints_), SharedFloats(block_.target),
+                                SharedFloats(block_.weights), SharedFloats(block_.importance),
+                                SharedFloats(block_.coupling), block_.columns, decode_scale(rule_, scale), unit_);
   }
 
   /// The least error of all lanes, ties to the lower step, if it is below the best so far.

@@ -9,6 +9,8 @@
 
 #include "core/text.h"
 #include "device/check.h"
+#include "device/fragment.cuh"
+#include "device/launch.h"
 #include "quantize/error_factor_cuda.h"
 #include "quantize/gram_cuda.h"
 
@@ -36,68 +38,111 @@ struct Wave {
 
 /// A block of a row, in shared memory.
 template <int widest>
-struct Cell {
+struct alignas(16) Cell {
   float target[widest], weight[widest], shift[widest], value[widest];
 };
 
-/// shift += Σ over rows of the tile above this one.
+/// What the cells above and to the left of one are worth to it, in shared memory: by warps, and summed.
 template <int widest>
-__device__ void shift_cell(const Wave& wave, int64_t first, int64_t row, int64_t from, int cols,
-                           float (&sums)[cell_warps][32], Cell<widest>& cell) {
+struct Neighbours {
+  float above[cell_warps][widest], left[widest];
+};
+
+/// above: Σ over rows of the tile before `row`, each warp its share. Loads of several rows are under way together.
+template <int widest>
+__device__ void sum_above(const Wave& wave, int64_t first, int64_t row, int64_t from, int cols,
+                          Neighbours<widest>& sums) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const float* const coupling = wave.across + row * wave.n;
-  for (int begin = 0; begin < cols; begin += 32) {
-    const int c = begin + lane;
+  constexpr int at_once = 8;
+  for (int c = lane; c < cols; c += 32) {
+    const float* const residuals = wave.residuals + from + c;
     float sum = 0;
-    for (int64_t above = first + warp; c < cols && above < row; above += cell_warps) {
-      sum += coupling[above] * wave.residuals[above * wave.k + from + c];
+    for (int64_t begin = first + warp; begin < row; begin += at_once * cell_warps) {
+      float worth[at_once], residual[at_once];
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        const int64_t above = begin + i * cell_warps;
+        worth[i] = above < row ? coupling[above] : 0.0f;
+        residual[i] = above < row ? residuals[above * wave.k] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) sum += worth[i] * residual[i];
     }
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp == 0 && c < cols) {
-      for (int other = 1; other < cell_warps; ++other) sum += sums[other][lane];
-      const int64_t at = row * wave.k + from + c;
-      cell.shift[c] = sum + wave.shifts[at];
-      cell.weight[c] = wave.weights[at] + cell.shift[c];
-    }
-    __syncthreads();
+    sums.above[warp][c] = sum;
   }
 }
 
-/// target = weight + Σ over columns of the tile before this block.
+/// left: Σ over columns of the tile before this block.
 template <int widest>
-__device__ void aim_cell(const Wave& wave, int64_t first, int64_t row, int64_t from, int cols, Cell<widest>& cell) {
+__device__ void sum_left(const Wave& wave, int64_t first, int64_t row, int64_t from, int cols,
+                         Neighbours<widest>& sums) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const float* const errors = wave.errors + row * wave.k;
-  constexpr int at_once = 4;  // columns, whose loads are under way together
+  constexpr int at_once = 4, steps = 4;  // columns, and errors of a lane, whose loads are under way together
   for (int begin = warp; begin < cols; begin += at_once * cell_warps) {
-    float sums[at_once] = {};
-    for (int64_t p = first + lane; p < from; p += 32) {
-      const float error = errors[p];
+    float found[at_once] = {};
+    for (int64_t start = first + lane; start < from; start += 32 * steps) {
+      float error[steps], worth[steps][at_once];
 #pragma unroll
-      for (int i = 0; i < at_once; ++i) {
-        const int c = begin + i * cell_warps;
-        if (c < cols) sums[i] += wave.along[(from + c) * wave.k + p] * error;
+      for (int s = 0; s < steps; ++s) {
+        const int64_t p = start + 32 * s;
+        error[s] = p < from ? errors[p] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+          const int c = begin + i * cell_warps;
+          worth[s][i] = p < from && c < cols ? wave.along[(from + c) * wave.k + p] : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < steps; ++s) {
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) found[i] += worth[s][i] * error[s];
       }
     }
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const int c = begin + i * cell_warps;
-      float sum = sums[i];
+      float sum = found[i];
       for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-      if (lane == 0 && c < cols) cell.target[c] = cell.weight[c] + (sum + wave.aims[row * wave.k + from + c]);
+      if (lane == 0 && c < cols) sums.left[c] = sum;
     }
   }
-  __syncthreads();
+}
+
+/// What a thread's column of a cell has before its neighbours in the tile: the weight, and what products gave.
+struct Start {
+  float weight = 0, shift = 0, aim = 0;
+
+  __device__ Start(const Wave& wave, int64_t row, int64_t from, int cols) {
+    const auto c = static_cast<int>(threadIdx.x);
+    if (c >= cols) return;
+    const int64_t at = row * wave.k + from + c;
+    weight = wave.weights[at], shift = wave.shifts[at], aim = wave.aims[at];
+  }
+};
+
+/// shift, weight and target of a cell from what its neighbours are worth; by all threads.
+template <int widest>
+__device__ void aim_cell(const Start& start, int cols, const Neighbours<widest>& sums, Cell<widest>& cell) {
+  static_assert(widest <= cell_threads);
+  const auto c = static_cast<int>(threadIdx.x);
+  if (c >= cols) return;
+  float sum = sums.above[0][c];
+#pragma unroll
+  for (int warp = 1; warp < cell_warps; ++warp) sum += sums.above[warp][c];
+  cell.shift[c] = sum + start.shift;
+  cell.weight[c] = start.weight + cell.shift[c];
+  cell.target[c] = cell.weight[c] + (sums.left[c] + start.aim);
 }
 
 /// Step `step` of the tiles on a diagonal, which are blockIdx.y: in each a cell of every row that is in a block then,
-/// which are neighbours. Family: Shared, and round(shared, wave, cell, row of the weight, block, from, cols), by all threads, which
-/// fills cell.value.
+/// which are neighbours. Family, by all threads: prepare(shared, wave, from, cols), what does not ask for neighbours;
+/// round(shared, wave, cell, row of the weight, block, from, cols), which fills cell.value.
 template <int widest, class Family>
 __global__ void __launch_bounds__(cell_threads) cell_kernel(Wave wave, Family family, int64_t tile, int64_t step) {
   __shared__ Cell<widest> cell;
-  __shared__ float sums[cell_warps][32];
+  __shared__ Neighbours<widest> sums;
   __shared__ typename Family::Shared shared;
   const int64_t across = tile - blockIdx.y, first_row = int64_t{blockIdx.y} * tile_rows;
   const int64_t first_block = across * wave.tile_blocks;
@@ -106,11 +151,18 @@ __global__ void __launch_bounds__(cell_threads) cell_kernel(Wave wave, Family fa
   const bool outside = across < 0 || first_block >= wave.blocks || index >= tile_rows || row >= wave.n ||
                        block < first_block ||
                        block >= min(first_block + wave.tile_blocks, static_cast<int64_t>(wave.blocks));
+  device::trigger_dependent_launch();
+  const int64_t from = outside ? 0 : wave.starts[block];
+  const int cols = outside ? 0 : static_cast<int>(wave.starts[block + 1] - from);
+  family.prepare(shared, wave, from, cols);
+  device::wait_grid_dependency();  // all wait, so that the launch behind finds every step before it done
   if (outside) return;
-  const int64_t from = wave.starts[block];
-  const int cols = static_cast<int>(wave.starts[block + 1] - from);
-  shift_cell(wave, first_row, row, from, cols, sums, cell);
-  aim_cell(wave, wave.starts[first_block], row, from, cols, cell);
+  const Start start(wave, row, from, cols);
+  sum_above(wave, first_row, row, from, cols, sums);
+  sum_left(wave, wave.starts[first_block], row, from, cols, sums);
+  __syncthreads();
+  aim_cell(start, cols, sums, cell);
+  __syncthreads();
   family.round(shared, wave, cell, wave.order[row], block, from, cols);
   __syncthreads();
   for (int c = static_cast<int>(threadIdx.x); c < cols; c += cell_threads) {
@@ -171,7 +223,7 @@ class FeedbackOnBothSides {
       for (int64_t i = std::max<int64_t>(0, tile - across + 1); i <= last; ++i) take_in(i, tile - i);
       const dim3 grid(static_cast<unsigned>(std::min(rows, wave_.tile_blocks)), static_cast<unsigned>(last + 1));
       for (int64_t step = 0; step < rows + wave_.tile_blocks - 1; ++step) {
-        cell_kernel<widest><<<grid, cell_threads, 0, work_.stream.get()>>>(wave_, family_, tile, step);
+        launch_step(grid, tile, step);
       }
       device::check_launch("error feedback on both sides", concat(wave_.n, " × ", wave_.k));
     }
@@ -179,6 +231,13 @@ class FeedbackOnBothSides {
   }
 
  private:
+  void launch_step(dim3 grid, int64_t tile, int64_t step) {
+    const device::LaunchShape shape{.grid = grid, .threads = cell_threads, .overlap = true};
+    Family family = family_;
+    void* parameters[] = {&wave_, &family, &tile, &step};
+    device::launch(reinterpret_cast<const void*>(&cell_kernel<widest, Family>), shape, parameters, work_.stream,
+                   "error feedback on both sides");
+  }
   /// What lies before tile (i, j): rows above it, and columns to its left.
   void take_in(int64_t i, int64_t j) {
     const int64_t k = wave_.k, row = i * tile_rows, rows = std::min(tile_rows, wave_.n - row);

@@ -167,6 +167,18 @@ void routers(const Question& question, Findings& findings) {
   }
 }
 
+/// Each of gpt-oss's stacks is one parameter there, which no names of single experts become: it is drawn at random.
+void oss_experts(const Question& question, Findings& findings) {
+  const StoredModel& model = question.model;
+  if (text(model.config(), "model_type") != "gpt_oss") return;
+  for (const auto& [path, linear] : model.linears()) {
+    if (path.find(".experts.") == std::string::npos || !is_packed(linear) || linear.form == Form::mxfp4_stack) continue;
+    findings.add(Severity::wrong, linear.name(), {}, "stacks of experts, in 16 bit or MXFP4",
+                 std::string(to_string(linear.form)),
+                 "w4q quantize --to gpt-oss; or keep the experts (--keep '*.experts.*')");
+  }
+}
+
 void embeddings(const Question& question, Findings& findings) {
   const bool by_vllm = question.program == vllm && question.model.method() == Method::compressed_tensors;
   for (const auto& [path, linear] : question.model.linears()) {
@@ -225,6 +237,11 @@ std::vector<Rule> layer_rules() {
        "routers stay in 16 bit",
        "vllm models/*.py: gates have no quant_config",
        routers},
+      {"gpt-oss",
+       {transformers},
+       "experts of gpt-oss are stacks",
+       "transformers gpt_oss/modeling_gpt_oss.py, conversion_mapping.py",
+       oss_experts},
       {"embeddings", readers, "embedding tables stay in 16 bit; vllm reads symmetric integers of compressed-tensors",
        "vllm compressed_tensors_embedding.py", embeddings},
       {"dynamic", servers, "rules of dynamic match the names of fused layers",

@@ -7,6 +7,7 @@
 #include "io/gguf_writer.h"
 #include "model/architecture.h"
 #include "model/model.h"
+#include "small_model.h"
 #include "support.h"
 
 namespace w4q::gguf {
@@ -36,6 +37,20 @@ TEST(GgufNames, EveryParameterHasOneOfItsOwn) {
     EXPECT_TRUE(seen.contains("token_embd.weight") && seen.contains("output_norm.weight"));
     EXPECT_TRUE(seen.contains("output.weight") && seen.contains("blk.0.attn_norm.weight"));
   }
+}
+
+TEST(GgufNames, EveryFamilyThatIsWrittenHasThemAll) {
+  size_t written = 0;
+  for (const auto* row : model::architectures()) {
+    if (row->gguf.empty()) continue;
+    ++written;
+    std::set<std::pair<std::string, int64_t>> seen;
+    for (const auto& parameter : model::parameters(model::parse_config(test::small_config(*row), "config.json"))) {
+      EXPECT_FALSE(parameter.gguf.empty()) << row->model_type << " " << parameter.name;
+      EXPECT_TRUE(seen.emplace(parameter.gguf, parameter.gguf_part).second) << row->model_type << " " << parameter.gguf;
+    }
+  }
+  EXPECT_EQ(written, 18u);
 }
 
 TEST(GgufNames, RotaryRowsAreABijectionThatPairsHalves) {
@@ -143,12 +158,19 @@ TEST_F(GgufConfig, RefusesWhatItWouldComputeDifferently) {
     expect_error(code, parts, [&] { config_of(metadata, more); });
   };
   auto other = llama();
-  other[0].value = std::string("gemma3");
-  refuse(ErrorCode::unsupported, {"general.architecture", "gemma3", "llama, qwen2, qwen3"}, other);
+  other[0].value = std::string("mamba");
+  refuse(ErrorCode::unsupported, {"general.architecture", "mamba", "llama, qwen2, qwen2moe, qwen3"}, other);
   auto incomplete = llama();
   incomplete.erase(incomplete.begin() + 1);
   refuse(ErrorCode::bad_file, {"llama.block_count", "missing"}, incomplete);
-  refuse(ErrorCode::unsupported, {"llama.expert_count", "is 8"}, llama_and("llama.expert_count", uint32_t{8}));
+  refuse(ErrorCode::bad_file, {"llama.expert_used_count", "missing"}, llama_and("llama.expert_count", uint32_t{8}));
+  auto mixed = llama();
+  for (auto& entry : mixed) {
+    if (entry.key.starts_with("llama.")) entry.key.replace(0, 5, "qwen2");
+  }
+  mixed[0].value = std::string("qwen2");
+  mixed.push_back({"qwen2.expert_count", uint32_t{8}});
+  refuse(ErrorCode::unsupported, {"qwen2.expert_count", "is 8"}, mixed);
   refuse(ErrorCode::unsupported, {"llama.logit_scale"}, llama_and("llama.logit_scale", 0.5f));
   refuse(ErrorCode::unsupported, {"llama.attention.value_length", "16 channels"},
          llama_and("llama.attention.value_length", uint32_t{8}));

@@ -9,6 +9,7 @@
 #include "device/properties.h"
 #include "device_values.h"
 #include "gpu.h"
+#include "kernels/delta_net/chunk_cuda.h"
 #include "kernels/elementwise/elementwise.h"
 #include "random_matrix.h"
 
@@ -20,7 +21,7 @@ using test::from_device;
 using test::on_device;
 using test::RandomMatrix;
 
-constexpr int64_t length = 41;
+constexpr int64_t length = 203;  // three chunks and a part of one
 constexpr float eps = 1e-6F;
 
 /// Products of the projections, in parts, and what the layer holds.
@@ -103,17 +104,27 @@ TEST(DeltaNetCuda, FollowsTheCpuInAnyChunks) {
         DeltaShape{1, 2, 256, 256, 4}, DeltaShape{3, 3, 100, 33, 2}, DeltaShape{1, 8, 32, 16, 8}}) {
     Net net(shape);
     const auto expected = net.on_cpu();
-    for (const auto& chunks :
-         std::vector<std::vector<int64_t>>{{41}, {1, 40}, {20, 1, 20}, std::vector<int64_t>(41, 1)}) {
-      const auto found = net.on_gpu(chunks);
-      double largest = 0;
+    for (const auto& parts : std::vector<std::vector<int64_t>>{{203},
+                                                               {1, 202},
+                                                               {64, 75, 64},
+                                                               {40, 1, 31, 131},
+                                                               {29, 29, 29, 29, 29, 29, 29},
+                                                               std::vector<int64_t>(203, 1)}) {
+      const auto found = net.on_gpu(parts);
+      const bool chunks = std::ranges::any_of(parts, [&](int64_t rows) { return takes_delta_chunks(shape, rows); });
+      // f16 rounds by 2^-11; sums are taken in another order, and small ones are divided by their root mean square. Of
+      // chunks keys, queries and what rows are to each other are f16, the state and values tf32 where they are multiplied:
+      // emulated on the CPU for 120 heads like these, the largest was .6 of this and the root mean square 3.7e-4.
+      const double bound = chunks ? 1e-2 : 2e-3;
+      double largest = 0, squares = 0, size = 0;
       for (size_t i = 0; i < found.size(); ++i) {
-        // f16 rounds by 2^-11; sums are taken in another order, and small ones are divided by their root mean square.
-        const double allowed = 2e-3 + 2e-3 * std::abs(double{expected[i]});
+        const double value = double{expected[i]}, error = double{found[i]} - value;
         ASSERT_TRUE(std::isfinite(found[i])) << i;
-        largest = std::max(largest, std::abs(double{found[i]} - double{expected[i]}) / allowed);
+        largest = std::max(largest, std::abs(error) / (bound + bound * std::abs(value)));
+        squares += error * error, size += value * value;
       }
-      EXPECT_LE(largest, 1) << shape.key_dim << " × " << shape.value_dim << ", " << chunks.size() << " chunks";
+      EXPECT_LE(largest, 1) << shape.key_dim << " × " << shape.value_dim << ", " << parts.size() << " parts";
+      EXPECT_LE(std::sqrt(squares / size), 6e-4) << shape.key_dim << " × " << shape.value_dim << ", " << parts.size();
     }
   }
 }

@@ -86,6 +86,48 @@ TEST_F(RotatedGpu, RotationsAreThoseOfTheCpuBitForBit) {
   }
 }
 
+// The shape of prompts, which a kernel of its own serves: rows that are no multiple of those a thread takes, blocks of a
+// row that are none of those a thread block has, and two rotations of the same input.
+TEST_F(RotatedGpu, RotationsOfManyRowsAreThoseOfTheCpuRoundedOnce) {
+  const device::Stream stream(test::gpu());
+  for (const int64_t k : {128, 1408, 4096, 5120}) {
+    const InputRotation rotation({128, 42}, k), second({128, 43}, k);
+    for (const int64_t m : {8, 13, 70}) {
+      for (const bool scaled : {false, true}) {
+        std::vector<uint16_t> x(static_cast<size_t>(m * k)), expected(2 * x.size()), found(2 * x.size());
+        const auto values = normals(m * k, 3);
+        std::vector<float> scales;
+        for (int64_t c = 0; c < k; ++c) scales.push_back(0.3f + static_cast<float>(c % 7));
+        for (size_t i = 0; i < x.size(); ++i) x[i] = f16_from_f32(values[i]);
+        for (int64_t r = 0; r < 2 * m; ++r) {
+          std::vector<float> row(static_cast<size_t>(k));
+          for (size_t c = 0; c < row.size(); ++c) {
+            row[c] = f32_from_f16(x[static_cast<size_t>(r % m * k) + c]);
+            if (scaled) row[c] /= scales[c];
+          }
+          (r < m ? rotation : second).rotate(row);
+          for (size_t c = 0; c < row.size(); ++c) expected[static_cast<size_t>(r * k) + c] = f16_from_f32(row[c]);
+        }
+        const auto input = device::DeviceBuffer::copy_of(bytes_of(x), stream);
+        const auto factors = device::DeviceBuffer::copy_of(std::as_bytes(rotation.factors()), stream);
+        const auto others = device::DeviceBuffer::copy_of(std::as_bytes(second.factors()), stream);
+        const auto divisors = device::DeviceBuffer::copy_of(bytes_of(scales), stream);
+        device::DeviceBuffer output(test::gpu(), expected.size() * 2);
+        RotateInputArgs args;
+        args.m = m, args.k = k, args.block = 128;
+        args.x = input.data(), args.ldx = k;
+        args.factors = factors.as<float>(), args.second_factors = others.as<float>();
+        args.input_scale = scaled ? divisors.as<float>() : nullptr;
+        args.y = output.data(), args.ldy = k, args.second_y = output.as<uint16_t>() + m * k;
+        rotate_input(args, stream);
+        output.download(std::as_writable_bytes(std::span(found)), stream);
+        stream.synchronize();
+        EXPECT_EQ(found, expected) << m << " × " << k << (scaled ? ", scaled" : "");
+      }
+    }
+  }
+}
+
 /// A linear on the GPU, its passes and their factors.
 struct RotatedOnGpu : DeviceLinear {
   std::vector<device::DeviceBuffer> buffers;

@@ -75,8 +75,9 @@ TEST(FamilyConfigs, WhatIsLeftUnsaid) {
     EXPECT_EQ(changed(type, {"rms_norm_eps"}).rms_norm_eps, 1e-5) << type;
   }
   EXPECT_EQ(changed("glm4", {"rms_norm_eps"}).rms_norm_eps, 1.5625e-7);
-  for (const char* type : {"gpt_oss", "glm4"}) EXPECT_TRUE(changed(type, {"attention_bias"}).qkv_bias) << type;
-  for (const char* type : {"smollm3", "ernie4_5_moe", "gemma3_text"}) {
+  for (const char* type : {"gpt_oss", "glm4", "seed_oss"})
+    EXPECT_TRUE(changed(type, {"attention_bias"}).qkv_bias) << type;
+  for (const char* type : {"smollm3", "ernie4_5_moe", "ernie4_5", "gemma3_text"}) {
     EXPECT_TRUE(changed(type, {"tie_word_embeddings"}).tied_embeddings) << type;
   }
   for (const char* type : {"phi3", "mixtral", "ministral3"}) {
@@ -115,7 +116,7 @@ TEST(FamilyConfigs, WindowsOfEachFamily) {
 /// norm_topk_prob is read where the reference reads it.
 TEST(FamilyConfigs, SharesThatAddUpToOne) {
   const io::Json off = {{"norm_topk_prob", false}};
-  for (const char* type : {"qwen3_moe", "qwen2_moe", "qwen3_next", "glm4_moe"}) {
+  for (const char* type : {"qwen3_moe", "qwen2_moe", "qwen3_next", "glm4_moe", "olmoe"}) {
     EXPECT_FALSE(changed(type, {}, off).mixture.renormalizes) << type;
   }
   for (const char* type : {"qwen3_5_moe_text", "qwen3_vl_moe_text", "mixtral", "minimax_m2", "gpt_oss", "granitemoe"}) {

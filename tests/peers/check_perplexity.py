@@ -30,6 +30,8 @@ class Folder:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(path)
+        if (getattr(config, "pad_token_id", None) or 0) >= getattr(config, "vocab_size", math.inf):
+            config.pad_token_id = None  # what transformers assumes of the family, not of a small vocabulary
         stated = getattr(config, "quantization_config", None)
         options = {}
         if stated is not None and stated.get("quant_method") == "compressed-tensors":
@@ -37,7 +39,7 @@ class Folder:
 
             options["quantization_config"] = CompressedTensorsConfig(run_compressed=False)
         dtype = torch.bfloat16 if options else torch.float32
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options).float()
+        self.model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, **options).float()
 
     def logits(self, ids):
         with torch.no_grad():

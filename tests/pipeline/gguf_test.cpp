@@ -15,6 +15,7 @@
 #include "pipeline/gguf_export.h"
 #include "pipeline/gguf_import.h"
 #include "pipeline/quantize_model.h"
+#include "small_model.h"
 #include "support.h"
 #include "tokenizer/token_file.h"
 #include "tokenizer/tokenizer.h"
@@ -86,6 +87,128 @@ TEST_F(Gguf, TheBundledModelComesBackByteByByte) {
     EXPECT_EQ(config.eos_tokens, std::vector<int64_t>{1023});
     EXPECT_EQ(config.bos_token, 1022);
   }
+}
+
+/// What a small config of a family has otherwise, for GGUF to be able to say it.
+io::Json said_by_gguf(std::string_view type) {
+  if (type == "gemma2") return {{"query_pre_attn_scalar", 32}, {"tie_word_embeddings", true}};
+  if (type == "gemma3_text") return {{"query_pre_attn_scalar", 32}, {"sliding_window_pattern", 6}};
+  if (type == "qwen2_moe") return {{"norm_topk_prob", false}, {"mlp_only_layers", io::Json::array()}};
+  if (type == "glm4_moe") return {{"n_group", 1}, {"topk_group", 1}};
+  if (type == "ernie4_5") return {{"use_bias", false}};
+  if (type == "seed_oss") return {{"attention_out_bias", false}};
+  if (type == "olmoe") return {{"num_key_value_heads", 4}};
+  if (type == "mistral") return {{"sliding_window", 8}};
+  return io::Json::object();
+}
+
+class GgufFamilies : public testing::TestWithParam<const model::ArchitectureRow*> {
+ protected:
+  void SetUp() override { set_progress_enabled(false); }
+  void to_gguf(const io::Json& changes, const std::string& to = "gguf") {
+    test::write_small_model(*GetParam(), folder_.path() / "m", changes);
+    export_gguf({.input = folder_ / "m", .output = folder_ / "m.gguf", .to = to, .overwrite = true});
+  }
+  void from_gguf(const std::string& name, const std::string& to) {
+    GgufImportRequest request;
+    request.input = folder_ / "m.gguf";
+    request.output = folder_ / name;
+    request.to = to;
+    import_gguf(request);
+  }
+  std::vector<float> logits(const std::string& name) {
+    const auto model = model::Model::open(folder_ / name);
+    const std::vector<int32_t> ids = {5, 150, 17, 33, 4, 99, 120, 7, 7, 61, 12, 140};
+    model::Decoder decoder(model, 16);
+    const auto hidden = decoder.forward(ids, nullptr);
+    std::vector<float> result(ids.size() * 160);
+    decoder.logits(hidden, MatrixView<float>(result.data(), std::ssize(ids), 160));
+    return result;
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+/// Tensors and what config.json says.
+TEST_P(GgufFamilies, ComeBackByteByByte) {
+  to_gguf(said_by_gguf(GetParam()->model_type));
+  from_gguf("back", "hf16");
+  const auto before = io::Checkpoint::open(folder_ / "m"), after = io::Checkpoint::open(folder_ / "back");
+  for (const auto& [name, info] : before.tensors()) {
+    EXPECT_EQ(after.at(name).dtype, info.dtype) << name;
+    EXPECT_TRUE(std::ranges::equal(after.load(name)->bytes, before.load(name)->bytes)) << name;
+  }
+  EXPECT_EQ(after.tensors().size(), before.tensors().size());
+  EXPECT_EQ(logits("back"), logits("m"));
+}
+
+class GgufMixtures : public GgufFamilies {};
+
+/// Experts keep their codes, each of them, in w4q's own format too.
+TEST_P(GgufMixtures, KeepTheirCodes) {
+  to_gguf(said_by_gguf(GetParam()->model_type), "gguf-q8_0");
+  from_gguf("exact", "hf-f32");
+  from_gguf("packed", "w4q");
+  EXPECT_EQ(logits("packed"), logits("exact"));
+}
+
+std::vector<const model::ArchitectureRow*> rows_with_gguf() {
+  std::vector<const model::ArchitectureRow*> rows;
+  std::ranges::copy_if(model::architectures(), std::back_inserter(rows),
+                       [](const auto* row) { return !row->gguf.empty(); });
+  return rows;
+}
+
+INSTANTIATE_TEST_SUITE_P(Gguf, GgufFamilies, testing::ValuesIn(rows_with_gguf()),
+                         [](const auto& param) { return test::row_name(param.param); });
+
+INSTANTIATE_TEST_SUITE_P(Gguf, GgufMixtures,
+                         testing::Values(&model::architecture_row("mixtral"), &model::architecture_row("qwen2_moe")),
+                         [](const auto& param) { return test::row_name(param.param); });
+
+/// What readers take for granted is demanded, not hoped for.
+TEST_F(Gguf, WhatReadersWouldComputeOtherwiseIsRefused) {
+  const struct {
+    std::string_view type;
+    io::Json changes;
+    std::string_view what;
+  } rows[] = {{"qwen3_moe", {{"norm_topk_prob", false}}, "norm_topk_prob"},
+              {"qwen3_moe", {{"mlp_only_layers", {1}}}, "layer 1 without experts"},
+              {"qwen3_moe", {{"attention_bias", true}}, "attention_bias"},
+              {"glm4_moe", io::Json::object(), "experts in groups"},
+              {"gemma2", io::Json::object(), "query_pre_attn_scalar"},
+              {"gemma2", {{"query_pre_attn_scalar", 32}}, "a head that is not the embedding table"},
+              {"gemma3_text", {{"query_pre_attn_scalar", 32}}, "the window of layer 2"},
+              {"gemma3_text",
+               {{"query_pre_attn_scalar", 32}, {"sliding_window_pattern", 6}, {"rope_local_base_freq", 20000}},
+               "rope_local_base_freq"},
+              {"smollm3", {{"no_rope_layers", {1, 1, 1, 1}}}, "no_rope_layers of layer 3"},
+              {"olmoe", io::Json::object(), "fewer key than query heads"},
+              {"ernie4_5", io::Json::object(), "use_bias"},
+              {"granitemoe", io::Json::object(), "is not written"}};
+  for (const auto& row : rows) {
+    const auto folder = folder_ / "refused";
+    fs::remove_all(folder);
+    test::write_small_model(model::architecture_row(row.type), folder, row.changes);
+    expect_error(ErrorCode::unsupported, {row.what},
+                 [&] { export_gguf({.input = folder, .output = folder_ / "r.gguf", .to = "gguf"}); });
+    EXPECT_FALSE(fs::exists(folder_ / "r.gguf")) << row.type;
+  }
+}
+
+TEST_F(Gguf, AMixtureHasOneTypeForAllExperts) {
+  const auto folder = test::testdata() / "w4q-mixture-tiny";
+  const auto report = export_gguf({.input = folder, .output = folder_ / "m.gguf", .to = "gguf-q4_k_m"});
+  const auto file = io::GgufFile::open(folder_ / "m.gguf");
+  EXPECT_EQ(file.find("blk.0.ffn_gate_exps.weight")->shape, (Shape{8, 128, 256}));
+  EXPECT_EQ(file.find("blk.0.ffn_gate_exps.weight")->type, GgmlType::q4_k);
+  EXPECT_EQ(file.find("blk.0.ffn_gate_inp.weight")->type, GgmlType::f32) << "routers stay as they are";
+  EXPECT_EQ(std::ranges::count_if(report.notes, [](const auto& note) { return note.find("ffn_down_exps") < 99; }), 4);
+  GgufExportRequest sized{
+      .input = folder, .output = folder_ / "s.gguf", .to = "gguf", .calibration = {}, .bytes = 1 << 21};
+  sized.calibration.emplace();
+  sized.calibration->source.statistics = folder_ / "none";
+  expect_error(ErrorCode::unsupported, {"--target-size of a mixture"}, [&] { export_gguf(sized); });
 }
 
 TEST_F(Gguf, TheSameInputGivesTheSameBytes) {

@@ -163,6 +163,8 @@ std::vector<Fault> faults() {
        },
        transformers, "q_proj"},
       {"awq-zeros", "no qzeros", awq, [](MadeHeaders& made) { made.drop("q_proj.qzeros"); }, vllm, "q_proj"},
+      {"gpt-oss", "experts one by one", mixture, [](MadeHeaders& made) { made.config["model_type"] = "gpt_oss"; },
+       transformers, "experts.0"},
       {"ct-actorder", "of groups", ct, [&](MadeHeaders& made) { weights(made)["actorder"] = "group"; }, vllm,
        "actorder"},
       {"ct-bits", "3 bits", made_headers(Words::compressed, 3), [](MadeHeaders&) {}, sglang, "num_bits"},

@@ -4,7 +4,9 @@
 #include "device/fragment.cuh"
 #include "kernels/common/block_reduce.cuh"
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/delta_net/chunk_cuda.h"
 #include "kernels/delta_net/delta_net_cuda.h"
+#include "kernels/delta_net/rows.cuh"
 
 namespace w4q::kernels {
 namespace {
@@ -204,20 +206,6 @@ __global__ void __launch_bounds__(1024) single_rule_kernel(const DeltaNetArgs ar
   args.out[head * width + j] = gated_output(normed, __ldcg(args.products + places.gate(head, j)));
 }
 
-/// Where things stand in the scratch of several rows.
-struct Rows {
-  const DeltaShape& shape;
-  float* const mixed;  ///< [rows × channels]
-  float* const rates;  ///< [rows × value_heads × 2]: beta, decay
-  float* const outs;   ///< [rows × values]
-
-  __device__ explicit Rows(const DeltaNetArgs& args)
-      : shape(args.shape),
-        mixed(args.scratch),
-        rates(mixed + args.rows * shape.channels()),
-        outs(rates + args.rows * 2 * shape.value_heads) {}
-};
-
 /// A warp for each key head of a row: queries and keys get length one (and queries 1/√key_dim), and the value heads that
 /// read them their rates.
 __global__ void prepare_kernel(const DeltaNetArgs args) {
@@ -382,13 +370,14 @@ void run_single(const DeltaNetArgs& args, const device::Stream& stream) {
   launch<single_rule_kernel<256>>(launched, stream, "delta_rule", args);
 }
 
-void run_many(const DeltaNetArgs& args, const device::Stream& stream) {
+LaunchShape warp_for_each(int64_t count) {
+  return {.grid = dim3(static_cast<unsigned>((count * 32 + threads - 1) / threads)), .threads = threads};
+}
+
+/// One row after the other.
+void run_rule(const DeltaNetArgs& args, const device::Stream& stream) {
   const DeltaShape& shape = args.shape;
-  const auto warps = [](int64_t count) {
-    return LaunchShape{.grid = dim3(static_cast<unsigned>((count * 32 + threads - 1) / threads)), .threads = threads};
-  };
-  launch<prepare_kernel>(warps(args.rows * shape.key_heads), stream, "delta_prepare", args);
-  const LaunchShape rule = warps(shape.value_heads * ((shape.value_dim + columns - 1) / columns));
+  const LaunchShape rule = warp_for_each(shape.value_heads * ((shape.value_dim + columns - 1) / columns));
   if (shape.key_dim <= 32) {
     launch<rule_kernel<32>>(rule, stream, "delta_rule", args);
   } else if (shape.key_dim <= 128) {
@@ -396,7 +385,17 @@ void run_many(const DeltaNetArgs& args, const device::Stream& stream) {
   } else {
     launch<rule_kernel<256>>(rule, stream, "delta_rule", args);
   }
-  launch<finish_kernel>(warps(args.rows * shape.value_heads), stream, "delta_finish", args);
+}
+
+void run_many(const DeltaNetArgs& args, const device::Stream& stream) {
+  const DeltaShape& shape = args.shape;
+  launch<prepare_kernel>(warp_for_each(args.rows * shape.key_heads), stream, "delta_prepare", args);
+  if (takes_delta_chunks(shape, args.rows)) {
+    delta_chunks_cuda(args, stream);
+  } else {
+    run_rule(args, stream);
+  }
+  launch<finish_kernel>(warp_for_each(args.rows * shape.value_heads), stream, "delta_finish", args);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The gated delta net on the GPU: the twin of delta_net.h, in fp32. A single row: a launch for the convolution, one for
 // the rule with its gated norm. Several: what depends on one row alone is done for all at once before and after the rule,
-// in which a warp follows the sequence with eight columns of a head's state in its registers.
+// in which a warp follows the sequence with eight columns of a head's state in its registers; many: chunks (chunk_cuda.h).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -35,9 +35,12 @@ struct DeltaNetArgs {
   __half* out = nullptr;     ///< [rows × values]: norm(state · q) · silu(gate)
   bool overlap = false;
 };
-/// Floats of scratch for a row: convolved channels, two numbers a value head, and outputs before their norm.
+/// Rows that the rule takes together where there are many.
+inline constexpr int delta_chunk = 64;
+/// Floats of scratch for a row: convolved channels, two numbers a value head, outputs before their norm, and two f16 for
+/// each row of its chunk.
 inline int64_t delta_scratch(const DeltaShape& shape) {
-  return shape.channels() + 2 * shape.value_heads + shape.values();
+  return shape.channels() + 2 * shape.value_heads + shape.values() + delta_chunk * shape.value_heads;
 }
 /// Throws internal for shapes that the kernel does not take (takes_delta_net).
 void delta_net_cuda(const DeltaNetArgs& args, const device::Stream& stream);

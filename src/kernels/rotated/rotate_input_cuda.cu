@@ -68,8 +68,107 @@ __global__ void rotate_input_kernel(RotateInputArgs args) {
   }
 }
 
+/// What prompts ask for: many rows of 16-bit values in whole blocks of 128. A block is half a warp's, 16 bytes of it a
+/// lane's, and several rows of it come one after the other with the factors in registers.
+namespace wide {
+
+constexpr int block = 128, lane_values = 8, lanes = block / lane_values;
+constexpr int block_pieces = 32 * warps / lanes, rows = 8, rows_at_once = 4;
+
+__host__ bool takes(const RotateInputArgs& args) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  return args.m >= rows && args.block == block && args.k % block == 0 && args.ldx % lane_values == 0 &&
+         args.ldy % lane_values == 0 && aligned(args.x) && aligned(args.y) && aligned(args.second_y) &&
+         aligned(args.factors) && aligned(args.second_factors) && aligned(args.input_scale);
+}
+
+__device__ void read(const float* from, float (&values)[lane_values]) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
+  values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
+}
+
+/// As warp_hadamard, by distances from 1 to 64; a lane has neighbours.
+__device__ __forceinline__ void hadamard(float (&values)[lane_values], int lane) {
+#pragma unroll
+  for (int distance = 1; distance < lane_values; distance *= 2) {
+#pragma unroll
+    for (int j = 0; j < lane_values; ++j) {
+      if ((j & distance) != 0) continue;
+      const float low = values[j], high = values[j + distance];
+      values[j] = low + high;
+      values[j + distance] = low - high;
+    }
+  }
+#pragma unroll
+  for (int distance = 1; distance < lanes; distance *= 2) {
+#pragma unroll
+    for (float& value : values) {
+      const float other = __shfl_xor_sync(~0u, value, distance);
+      value = (lane & distance) != 0 ? other - value : value + other;
+    }
+  }
+}
+
+template <class T, bool scaled>
+__global__ void __launch_bounds__(32 * warps) rotate_input_wide_kernel(RotateInputArgs args) {
+  device::trigger_dependent_launch();
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int64_t pieces = args.k / block;
+  // Lanes without a block take part in shuffles with the last one's.
+  const int64_t wanted = int64_t{blockIdx.x} * block_pieces + threadIdx.x / lanes;
+  const int64_t column = min(wanted, pieces - 1) * block + lane * lane_values;
+  float factors[lane_values], divisors[lane_values];
+  read((blockIdx.z == 0 ? args.factors : args.second_factors) + column, factors);
+  if constexpr (scaled) read(args.input_scale + column, divisors);
+  device::wait_grid_dependency();
+  const auto* const x = static_cast<const T*>(args.x) + column;
+  auto* const y = static_cast<T*>(blockIdx.z == 0 ? args.y : args.second_y) + column;
+  const int64_t first = int64_t{blockIdx.y} * rows, end = min(first + rows, args.m);
+#pragma unroll 1
+  for (int64_t row = first; row < end; row += rows_at_once) {
+    uint4 in[rows_at_once];
+#pragma unroll
+    for (int i = 0; i < rows_at_once; ++i) {
+      in[i] = *reinterpret_cast<const uint4*>(x + min(row + i, end - 1) * args.ldx);
+    }
+#pragma unroll
+    for (int i = 0; i < rows_at_once; ++i) {
+      const T* const own = reinterpret_cast<const T*>(&in[i]);
+      float values[lane_values];
+#pragma unroll
+      for (int j = 0; j < lane_values; ++j) {
+        values[j] = load(own + j);
+        if constexpr (scaled) values[j] = values[j] / divisors[j];
+        values[j] = values[j] * factors[j];
+      }
+      hadamard(values, lane);
+      uint4 out;
+#pragma unroll
+      for (int j = 0; j < lane_values; ++j) store(reinterpret_cast<T*>(&out) + j, values[j]);
+      if (wanted < pieces && row + i < end) *reinterpret_cast<uint4*>(y + (row + i) * args.ldy) = out;
+    }
+  }
+}
+
 template <class T>
 void launch(const RotateInputArgs& args, const device::Stream& stream) {
+  const auto across = static_cast<unsigned>((args.k / block + block_pieces - 1) / block_pieces);
+  const auto down = static_cast<unsigned>((args.m + rows - 1) / rows);
+  const LaunchShape shape{dim3(across, down, args.second_y == nullptr ? 1 : 2), 32 * warps, 0, args.overlap};
+  if (args.input_scale == nullptr) {
+    return kernels::launch<rotate_input_wide_kernel<T, false>>(shape, stream, "rotate_input", args);
+  }
+  kernels::launch<rotate_input_wide_kernel<T, true>>(shape, stream, "rotate_input", args);
+}
+
+}  // namespace wide
+
+template <class T>
+void launch(const RotateInputArgs& args, const device::Stream& stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (wide::takes(args)) return wide::launch<T>(args, stream);
+  }
   const int64_t pieces = (args.k + args.block - 1) / args.block;
   const auto blocks = static_cast<unsigned>((args.m * pieces + warps - 1) / warps);
   const LaunchShape shape{dim3(blocks, args.second_y == nullptr ? 1 : 2), warps * 32, 0, args.overlap};

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/with_bits.h"
+#include "device/unroll.cuh"
 #include "formats/trellis.h"
 #include "repack/layout_trellis_fragment.h"
 
@@ -84,13 +85,6 @@ struct ColumnPair {
   }
 };
 
-/// Calls use.operator()<i>() for i = 0 … count − 1: rows are constants, so that shifts and selectors are.
-template <int count, int i = 0, class Use>
-__device__ __forceinline__ void unroll(const Use& use) {
-  if constexpr (i < count) {
-    use.template operator()<i>();
-    unroll<count, i + 1>(use);
-  }
-}
+using device::unroll;  // rows are constants, so that shifts and selectors are
 
 }  // namespace w4q::kernels::trellis

@@ -24,8 +24,11 @@ PlannedLinear LayerNames::linear(Role role, std::string_view name, std::string_v
   return {.role = role, .name = concat(prefix, name), .gguf = concat(gguf_prefix, gguf), .n = n, .k = k, .bias = bias};
 }
 
-PlannedVector LayerNames::vector(VectorRole role, std::string_view name, Shape shape) const {
-  return {.role = role, .name = concat(prefix, name), .shape = std::move(shape)};
+PlannedVector LayerNames::vector(VectorRole role, std::string_view name, Shape shape, std::string_view gguf) const {
+  return {.role = role,
+          .name = concat(prefix, name),
+          .gguf = gguf.empty() ? std::string() : concat(gguf_prefix, gguf),
+          .shape = std::move(shape)};
 }
 
 namespace {
@@ -52,7 +55,7 @@ Block begun_attention(const ModelConfig& config, int64_t layer) {
                                     attention.head_dim));
   }
   if (attention.sinks) {
-    block.vectors.push_back(names.vector(VectorRole::sinks, "self_attn.sinks", {attention.heads}));
+    block.vectors.push_back(names.vector(VectorRole::sinks, "self_attn.sinks", {attention.heads}, "attn_sinks.weight"));
   }
   block.output_scale = config.residual_scale;
   return block;
@@ -120,12 +123,15 @@ namespace {
 
 /// gate and up, and down, of any gated MLP.
 std::vector<InputGroup> gated_groups(const ModelConfig& config, const LayerNames& names, const std::string& module,
-                                     const std::array<std::string_view, 3>& parts, int64_t inner) {
+                                     const std::array<std::string_view, 3>& parts, int64_t inner,
+                                     std::string_view gguf_end = {}) {
   const int64_t hidden = config.hidden_size;
   const bool bias = config.mlp_bias;
-  auto gate = names.linear(Role::gate, concat(module, parts[0]), "ffn_gate", inner, hidden, bias);
-  auto up = names.linear(Role::up, concat(module, parts[1]), "ffn_up", inner, hidden, bias);
-  auto down = names.linear(Role::down, concat(module, parts[2]), "ffn_down", hidden, inner, bias);
+  const auto linear = [&](Role role, size_t part, std::string_view gguf, int64_t n, int64_t k) {
+    return names.linear(role, concat(module, parts[part]), concat(gguf, gguf_end), n, k, bias);
+  };
+  auto gate = linear(Role::gate, 0, "ffn_gate", inner, hidden), up = linear(Role::up, 1, "ffn_up", inner, hidden);
+  auto down = linear(Role::down, 2, "ffn_down", hidden, inner);
   down.outputs = Basis::stream;
   const bool scales_pass = config.activation != Activation::clamped_swiglu;
   return {{.linears = {gate, up}, .width = hidden, .inputs = Basis::stream},
@@ -139,7 +145,8 @@ constexpr std::array<std::string_view, 3> usual_parts = {"gate_proj", "up_proj",
 Block gated_mlp_block(const ModelConfig& config, int64_t layer) {
   const LayerNames names(config, layer);
   Block block{.kind = BlockKind::gated_mlp, .gating = gating_of(config), .output_scale = config.residual_scale};
-  block.norms.push_back(names.norm(config, NormRole::input, "post_attention_layernorm", "ffn_norm"));
+  block.norms.push_back(
+      names.norm(config, NormRole::input, "post_attention_layernorm", config.architecture->gguf_mlp_norm));
   block.groups = gated_groups(config, names, "mlp.", usual_parts, config.intermediate_of(layer));
   block.groups[0].norm = block.norms[0];
   return block;
@@ -166,9 +173,12 @@ std::vector<InputGroup> expert_groups(const ModelConfig& config, const LayerName
   std::vector<InputGroup> groups;
   if (mixture.storage == ExpertStorage::by_name) {
     groups = gated_groups(config, names, concat(called.experts, ".", expert, "."),
-                          {called.gate, called.up, called.down}, inner);
+                          {called.gate, called.up, called.down}, inner, "_exps");
     for (auto& group : groups) {
-      for (auto& linear : group.linears) linear.bias = called.bias;  // mlp_bias is not of experts
+      for (auto& linear : group.linears) {
+        linear.bias = called.bias;  // mlp_bias is not of experts
+        linear.gguf_part = expert;
+      }
     }
   } else {
     auto inputs =
@@ -196,12 +206,14 @@ Block mixture_block(const ModelConfig& config, int64_t layer, const MixtureNames
               .storage = mixture.storage,
               .mixture = mixture,
               .output_scale = config.residual_scale};
-  block.norms.push_back(names.norm(config, NormRole::input, "post_attention_layernorm"));
+  block.norms.push_back(
+      names.norm(config, NormRole::input, "post_attention_layernorm", config.architecture->gguf_mlp_norm));
   InputGroup routing{.width = config.hidden_size, .inputs = Basis::stream};
   routing.linears.push_back(
-      names.linear(Role::router, called.router, {}, mixture.experts, config.hidden_size, called.bias));
+      names.linear(Role::router, called.router, "ffn_gate_inp", mixture.experts, config.hidden_size, called.bias));
   if (!called.shared_gate.empty()) {
-    routing.linears.push_back(names.linear(Role::shared_gate, called.shared_gate, {}, 1, config.hidden_size, false));
+    routing.linears.push_back(
+        names.linear(Role::shared_gate, called.shared_gate, "ffn_gate_inp_shexp", 1, config.hidden_size, false));
   }
   block.groups.push_back(std::move(routing));
   for (int64_t expert = 0; expert < mixture.experts; ++expert) {
@@ -209,13 +221,13 @@ Block mixture_block(const ModelConfig& config, int64_t layer, const MixtureNames
   }
   if (!called.shared.empty()) {
     for (auto& group :
-         gated_groups(config, names, concat(called.shared, "."), usual_parts, mixture.shared_intermediate)) {
+         gated_groups(config, names, concat(called.shared, "."), usual_parts, mixture.shared_intermediate, "_shexp")) {
       block.groups.push_back(std::move(group));
     }
   }
   if (!called.correction.empty()) {
     const Shape shape = called.wide_correction ? Shape{1, mixture.experts} : Shape{mixture.experts};
-    block.vectors.push_back(names.vector(VectorRole::correction, called.correction, shape));
+    block.vectors.push_back(names.vector(VectorRole::correction, called.correction, shape, "exp_probs_b.bias"));
   }
   for (auto& group : block.groups) {
     if (group.inputs == Basis::stream) group.norm = block.norms[0];
@@ -265,7 +277,8 @@ std::vector<Block> llama_blocks(const ModelConfig& config, int64_t layer) {
 }
 
 Block with_output_norm(Block block, const ModelConfig& config, int64_t layer, std::string_view name) {
-  block.norms.push_back(LayerNames(config, layer).norm(config, NormRole::output, name));
+  const std::string_view gguf = block.kind == BlockKind::attention ? "post_attention_norm" : "post_ffw_norm";
+  block.norms.push_back(LayerNames(config, layer).norm(config, NormRole::output, name, gguf));
   return block;
 }
 
@@ -273,7 +286,8 @@ Block with_input_norm(Block block, const ModelConfig& config, int64_t layer, std
   std::erase_if(block.norms, [](const PlannedNorm& norm) { return norm.role == NormRole::input; });
   std::optional<PlannedNorm> norm;
   if (!name.empty()) {
-    norm = LayerNames(config, layer).norm(config, NormRole::input, name);
+    const std::string_view gguf = block.kind == BlockKind::attention ? "attn_norm" : config.architecture->gguf_mlp_norm;
+    norm = LayerNames(config, layer).norm(config, NormRole::input, name, gguf);
     block.norms.insert(block.norms.begin(), *norm);
   }
   for (auto& group : block.groups) {

@@ -10,7 +10,7 @@ struct LayerNames {
   LayerNames(const ModelConfig& config, int64_t layer);
   PlannedNorm norm(const ModelConfig& config, NormRole role, std::string_view name, std::string_view gguf = {}) const;
   PlannedLinear linear(Role role, std::string_view name, std::string_view gguf, int64_t n, int64_t k, bool bias) const;
-  PlannedVector vector(VectorRole role, std::string_view name, Shape shape) const;
+  PlannedVector vector(VectorRole role, std::string_view name, Shape shape, std::string_view gguf = {}) const;
 
   std::string prefix, gguf_prefix;
 };

@@ -5,6 +5,12 @@ namespace w4q::model {
 
 namespace {
 
+/// Neighbours turn together, and all linears have biases or none.
+void read_ernie4_5(const ConfigReader& reader, ModelConfig& config) {
+  config.qkv_bias = config.output_bias = config.mlp_bias = reader.boolean("use_bias").value_or(false);
+  config.rope.neighbours = true;
+}
+
 void read_ernie4_5_moe(const ConfigReader& reader, ModelConfig& config) {
   read_mixture(reader, {.experts = "moe_num_experts", .chosen = "moe_k"}, config);
   MixtureConfig& mixture = config.mixture;
@@ -15,8 +21,7 @@ void read_ernie4_5_moe(const ConfigReader& reader, ModelConfig& config) {
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     config.mixture_layers[static_cast<size_t>(layer)] = layer >= first && layer <= last && (layer + 1) % step == 0;
   }
-  config.qkv_bias = config.output_bias = config.mlp_bias = reader.boolean("use_bias").value_or(false);
-  config.rope.neighbours = true;
+  read_ernie4_5(reader, config);
 }
 
 std::vector<Block> ernie4_5_moe_blocks(const ModelConfig& config, int64_t layer) {
@@ -26,6 +31,20 @@ std::vector<Block> ernie4_5_moe_blocks(const ModelConfig& config, int64_t layer)
 }
 
 }  // namespace
+
+constinit const ArchitectureRow ernie4_5_architecture = {.model_type = "ernie4_5",
+                                                         .class_name = "Ernie4_5ForCausalLM",
+                                                         .kv_heads = 2,
+                                                         .head_dim = 128,
+                                                         .max_positions = 131072,
+                                                         .rope_theta = 5e5,
+                                                         .rms_norm_eps = 1e-5,
+                                                         .bos_token = 1,
+                                                         .eos_token = 2,
+                                                         .ties_head = true,
+                                                         .gguf = "ernie4_5",
+                                                         .read = read_ernie4_5,
+                                                         .blocks = llama_blocks};
 
 constinit const ArchitectureRow ernie4_5_moe_architecture = {.model_type = "ernie4_5_moe",
                                                              .class_name = "Ernie4_5_MoeForCausalLM",

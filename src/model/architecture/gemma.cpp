@@ -70,6 +70,7 @@ constinit const ArchitectureRow gemma2_architecture = {.model_type = "gemma2",
                                                        .norm_offset = 1,
                                                        .scales_embedding = true,
                                                        .ties_head = true,
+                                                       .gguf = "gemma2",
                                                        .read = read_gemma2,
                                                        .blocks = gemma2_blocks};
 
@@ -87,6 +88,7 @@ constinit const ArchitectureRow gemma3_architecture = {.model_type = "gemma3_tex
                                                        .scales_embedding = true,
                                                        .ties_head = true,
                                                        .reads_rope = true,
+                                                       .gguf = "gemma3",
                                                        .read = read_gemma3,
                                                        .blocks = gemma2_blocks};
 

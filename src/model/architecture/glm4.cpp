@@ -27,6 +27,7 @@ constinit const ArchitectureRow glm4_architecture = {.model_type = "glm4",
                                                      .rms_norm_eps = 1.5625e-7,
                                                      .biases_attention = true,
                                                      .attention_bias = BiasRule::stated,
+                                                     .gguf = "glm4",
                                                      .read = read_glm4,
                                                      .blocks = glm4_blocks};
 

@@ -39,6 +39,8 @@ constinit const ArchitectureRow glm4_moe_architecture = {.model_type = "glm4_moe
                                                          .partial_rotary_factor = 0.5,
                                                          .rms_norm_eps = 1e-5,
                                                          .attention_bias = BiasRule::stated,
+                                                         .gguf = "glm4moe",
+                                                         .gguf_mlp_norm = "post_attention_norm",
                                                          .read = read_glm4_moe,
                                                          .blocks = glm4_moe_blocks};
 

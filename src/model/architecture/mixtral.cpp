@@ -42,6 +42,8 @@ constinit const ArchitectureRow mixtral_architecture = {.model_type = "mixtral",
                                                         .rms_norm_eps = 1e-5,
                                                         .window = 0,
                                                         .windows = WindowRule::all_layers,
+                                                        .gguf = "llama",
+                                                        .gguf_rotary_pairs = true,
                                                         .read = read_mixtral,
                                                         .blocks = mixtral_blocks};
 
@@ -54,6 +56,7 @@ constinit const ArchitectureRow minimax_m2_architecture = {.model_type = "minima
                                                            .qk_norm = true,
                                                            .whole_qk_norm = true,
                                                            .windows = WindowRule::none,
+                                                           .gguf = "minimax-m2",
                                                            .read = read_minimax_m2,
                                                            .blocks = minimax_m2_blocks};
 

@@ -70,6 +70,7 @@ constinit const ArchitectureRow olmo2_architecture = {.model_type = "olmo2",
                                                       .attention_bias = BiasRule::stated,
                                                       .qk_norm = true,
                                                       .whole_qk_norm = true,
+                                                      .gguf = "olmo2",
                                                       .blocks = olmo2_blocks};
 
 constinit const ArchitectureRow olmo3_architecture = {.model_type = "olmo3",

@@ -39,6 +39,7 @@ constinit const ArchitectureRow qwen2_moe_architecture = {.model_type = "qwen2_m
                                                           .max_positions = 32768,
 
                                                           .only_experts = true,
+                                                          .gguf = "qwen2moe",
                                                           .read = read_qwen2_moe,
                                                           .blocks = qwen2_moe_blocks};
 

@@ -30,6 +30,7 @@ constinit const ArchitectureRow qwen3_moe_architecture = {.model_type = "qwen3_m
                                                           .qk_norm = true,
                                                           .windows = WindowRule::switched,
                                                           .only_experts = true,
+                                                          .gguf = "qwen3moe",
                                                           .read = read_qwen3_moe,
                                                           .blocks = qwen3_moe_blocks};
 

@@ -6,11 +6,12 @@
 
 namespace w4q::model {
 
-extern const ArchitectureRow ernie4_5_moe_architecture, exaone4_architecture, gemma2_architecture, gemma3_architecture,
-    gemma4_architecture, glm4_architecture, glm4_moe_architecture, gpt_oss_architecture, granitemoe_architecture,
-    llama_architecture, minimax_m2_architecture, ministral3_architecture, mistral_architecture, mixtral_architecture,
-    olmo2_architecture, olmo3_architecture, phi3_architecture, qwen2_architecture, qwen2_moe_architecture,
-    qwen3_architecture, qwen3_5_architecture, qwen3_5_moe_architecture, qwen3_moe_architecture, qwen3_next_architecture,
-    qwen3_vl_architecture, qwen3_vl_moe_architecture, smollm3_architecture;
+extern const ArchitectureRow ernie4_5_architecture, ernie4_5_moe_architecture, exaone4_architecture,
+    gemma2_architecture, gemma3_architecture, gemma4_architecture, glm4_architecture, glm4_moe_architecture,
+    gpt_oss_architecture, granite_architecture, granitemoe_architecture, llama_architecture, minimax_m2_architecture,
+    ministral3_architecture, mistral_architecture, mixtral_architecture, olmo2_architecture, olmo3_architecture,
+    olmoe_architecture, phi3_architecture, qwen2_architecture, qwen2_moe_architecture, qwen3_architecture,
+    qwen3_5_architecture, qwen3_5_moe_architecture, qwen3_moe_architecture, qwen3_next_architecture,
+    qwen3_vl_architecture, qwen3_vl_moe_architecture, seed_oss_architecture, smollm3_architecture;
 
 }  // namespace w4q::model

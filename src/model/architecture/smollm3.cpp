@@ -38,6 +38,8 @@ constinit const ArchitectureRow smollm3_architecture = {.model_type = "smollm3",
                                                         .attention_bias = BiasRule::stated,
                                                         .mlp_bias = BiasRule::stated,
                                                         .ties_head = true,
+                                                        .gguf = "smollm3",
+                                                        .gguf_rotary_pairs = true,
                                                         .read = read_smollm3,
                                                         .blocks = llama_blocks};
 
