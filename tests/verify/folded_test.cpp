@@ -3,8 +3,10 @@
 // of them.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 
 #include "core/progress.h"
 #include "core/rng.h"
