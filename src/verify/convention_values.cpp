@@ -126,14 +126,14 @@ std::string scale_order_fault(const WeightSample& sample, const WordHabits& habi
 double misfit(const WeightSample& sample, const Reading& reading, std::span<const float> base, int64_t k,
               std::vector<double>* fit = nullptr) {
   const auto width = static_cast<size_t>(k);
-  std::vector<double> cross(width), norm(width);
+  std::vector<double> cross(width), norm(width), own(width);
   std::vector<float> values(width);
   double squares = 0;
   for (int64_t i = 0; i < sample.size(); ++i) {
     sample.decode(i, reading, values);
     for (size_t col = 0; col < width; ++col) {
       const double x = values[col], y = base[static_cast<size_t>(i) * width + col];
-      cross[col] += x * y, norm[col] += y * y, squares += x * x;
+      cross[col] += x * y, norm[col] += y * y, own[col] += x * x, squares += x * x;
     }
   }
   std::vector<double> factors(width);
@@ -149,7 +149,14 @@ double misfit(const WeightSample& sample, const Reading& reading, std::span<cons
     }
     if (row_norm > 0) explained += row_cross * row_cross / row_norm;
   }
-  if (fit != nullptr) *fit = std::move(factors);
+  if (fit != nullptr) {
+    // Of a column nearly all of whose codes are none, beside louder ones, what it was multiplied by is not known.
+    constexpr double least_explained = 0.8;
+    for (size_t col = 0; col < width; ++col) {
+      if (cross[col] * cross[col] < least_explained * norm[col] * own[col]) factors[col] = NAN;
+    }
+    *fit = std::move(factors);
+  }
   if (squares == 0) return std::ranges::all_of(base, [](float value) { return value == 0; }) ? 0.0 : 1.0;
   return std::max(0.0, 1 - explained / squares);
 }
@@ -162,13 +169,17 @@ void widen_row(const TensorView& weight, int64_t row, std::span<float> values) {
 /// What a row of the base, its columns fitted, is multiplied by to come closest to the decoded one.
 double row_factor(std::span<const uint8_t> codes, std::span<const uint8_t> zeros, std::span<const float> scales,
                   std::span<const float> base, std::span<const double> fit, const WeightSample& sample) {
-  double cross = 0, norm = 0;
+  double cross = 0, norm = 0, own = 0;
   for (size_t col = 0; col < codes.size(); ++col) {
+    if (std::isnan(fit[col])) continue;
     const auto group = static_cast<size_t>(sample.group_of(static_cast<int64_t>(col)));
     const double fitted = fit[col] * static_cast<double>(base[col]);
-    cross += (codes[col] - zeros[group]) * static_cast<double>(scales[group]) * fitted;
-    norm += fitted * fitted;
+    const double decoded = (codes[col] - zeros[group]) * static_cast<double>(scales[group]);
+    cross += decoded * fitted, norm += fitted * fitted, own += decoded * decoded;
   }
+  // A row that the factors do not explain is not known either.
+  constexpr double least_explained = 0.8;
+  if (cross * cross < least_explained * norm * own) return NAN;
   return norm > 0 ? cross / norm : 0.0;
 }
 
@@ -188,9 +199,9 @@ std::string far_code_fault(const PackedWeight& canonical, const WeightSample& sa
     formats::integer_read_zeros(canonical, row, zeros);
     widen_row(base, row, values);
     const double factor = row_factor(codes, zeros, scales, values, fit, sample);
-    for (size_t col = 0; col < width; ++col) {
+    for (size_t col = 0; col < width && !std::isnan(factor); ++col) {
       const auto group = static_cast<size_t>(sample.group_of(static_cast<int64_t>(col)));
-      if (!(scales[group] > 0)) continue;
+      if (!(scales[group] > 0) || std::isnan(fit[col])) continue;
       const double wanted =
           factor * fit[col] * static_cast<double>(values[col]) / static_cast<double>(scales[group]) + zeros[group];
       // Clipped weights lie beyond the ends of the codes.
