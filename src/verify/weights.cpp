@@ -89,8 +89,6 @@ class RoundingJudge {
     size_t peers = 0, sound = 0, alike = 0, sound_alike = 0;
     for (const TensorError& other : report_.tensors) {
       if (&other == &tensor || !other.limit || other.scheme != tensor.scheme) continue;
-      // What was folded is known to the rounding of a norm, so that codes are off in those layers alone.
-      if (other.folded != tensor.folded) continue;
       const bool holds = is_sound(*other.limit), like = role_of(other.name) == role_of(tensor.name);
       ++peers, sound += holds, alike += like, sound_alike += like && holds;
     }
@@ -119,15 +117,6 @@ std::string summary(const WeightReport& report) {
 
 }  // namespace
 
-namespace {
-
-bool changes(const Units& units) {
-  const auto other_than_one = [](float unit) { return std::abs(unit - 1) > 1e-3f; };
-  return std::ranges::any_of(units.cols, other_than_one) || std::ranges::any_of(units.rows, other_than_one);
-}
-
-}  // namespace
-
 WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base) {
   WeightReport report;
   const checkpoint::QuantizationConfig& quantization = candidate.folder.quantization;
@@ -144,7 +133,7 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
     const bool judged = !unknown.contains(model::layer_numbers(name).layer);
     const auto limit =
         judged ? limit_of(wanted, stored_weight(candidate.folder, name), weights.units(name), rows) : std::nullopt;
-    report.tensors.push_back({name, scheme_text(info), error, limit, changes(weights.units(name))});
+    report.tensors.push_back({name, scheme_text(info), error, limit});
     report.total.add(error);
     progress.advance(1);
   }

@@ -16,7 +16,6 @@ struct TensorError {
   std::string scheme;
   model::WeightError error;
   std::optional<WeightLimit> limit = {};  ///< nothing: the base's weight cannot be rounded to the scheme
-  bool folded = false;                    ///< scales other than one were folded into it
 };
 
 struct WeightReport {
