@@ -15,6 +15,7 @@
 #include "io/digest.h"
 #include "verify/contents.h"
 #include "verify/convention_sample.h"
+#include "verify/median.h"
 
 namespace w4q::verify {
 namespace {
@@ -199,9 +200,8 @@ int64_t lost_blocks(std::span<const double> scales, std::span<const double> of_z
   std::vector<double> usual(all ? of_zeros.begin() : scales.begin(), all ? of_zeros.end() : scales.end());
   // Nothing but zeros: of scales that are all alike nothing is known.
   if (all && std::ranges::max(usual) == std::ranges::min(usual)) return 0;
-  const auto middle = usual.begin() + static_cast<std::ptrdiff_t>(usual.size() / 2);
-  std::ranges::nth_element(usual, middle);
-  const auto is_lost = [&](double scale) { return scale < usual_scale * *middle && scale * usual_scale > *middle; };
+  const double middle = median(std::move(usual));
+  const auto is_lost = [&](double scale) { return scale < usual_scale * middle && scale * usual_scale > middle; };
   const auto first = std::ranges::find_if(of_zeros, is_lost);
   if (first == of_zeros.end()) return 0;
   // One number for all blocks of zeros is the writer's.
@@ -210,12 +210,6 @@ int64_t lost_blocks(std::span<const double> scales, std::span<const double> of_z
 }
 
 /// Of nothing it is 0.
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
-}
-
 /// Of blocks in rows and columns the one whose scale, and whose weights, are far larger than both say; -1: none.
 int64_t loud_block(const Blocks& blocks) {
   constexpr int64_t fewest = 3;
@@ -229,7 +223,7 @@ int64_t loud_block(const Blocks& blocks) {
     std::vector<double> row, col;
     for (int64_t i = 0; i < across; ++i) row.push_back(value(block / across * across + i));
     for (int64_t i = 0; i < down; ++i) col.push_back(value(i * across + block % across));
-    return value(block) - std::max(median_of(std::move(row)), median_of(std::move(col)));
+    return value(block) - std::max(median(std::move(row)), median(std::move(col)));
   };
   const auto scale = [&](int64_t block) { return std::log(double{scales[static_cast<size_t>(block)]}); };
   const auto size = [&](int64_t block) { return scale(block) + std::log(blocks.energy(block)) / 2; };
@@ -370,7 +364,7 @@ double median_size(const std::vector<Measured>& measured) {
   for (const auto& one : measured) {
     if (one.size > 0 && std::isfinite(one.size)) sizes.push_back(one.size);
   }
-  return median_of(std::move(sizes));
+  return median(std::move(sizes));
 }
 
 /// A slope over fewer blocks is known too badly.
@@ -382,7 +376,7 @@ bool slopes_tell(const std::vector<Measured>& measured) {
   for (const auto& one : measured) {
     if (one.points >= fewest_blocks) slopes.push_back(one.slope.value);
   }
-  return median_of(std::move(slopes)) > 0.6;
+  return median(std::move(slopes)) > 0.6;
 }
 
 /// Weights of models are of 0.001 to 1; scales upside down, or none at all, put them far away.

@@ -15,6 +15,7 @@
 #include "model/kinds.h"
 #include "model/layer_plan.h"
 #include "model/parameters.h"
+#include "verify/median.h"
 #include "verify/rungs.h"
 #include "verify/statistics_exchanged.h"
 #include "verify/statistics_norms.h"
@@ -134,12 +135,10 @@ ReaderSizes reader_sizes(const LayerGroups& groups, const std::map<std::string, 
       const auto found =
           group.norm && !group.linears.empty() ? energies.find(group.linears.front().name) : energies.end();
       if (found == energies.end() || found->second.rows_taken.empty()) continue;
-      std::vector<double> columns = found->second.cols;
-      const auto middle = columns.begin() + static_cast<std::ptrdiff_t>(columns.size() / 2);
-      if (columns.empty()) continue;
-      std::ranges::nth_element(columns, middle);
+      const Energies& reader = found->second;
+      if (reader.cols.empty()) continue;
       sizes.emplace(group.norm->name + ".weight",
-                    std::exp(*middle / 2) / std::sqrt(static_cast<double>(found->second.rows_taken.size())));
+                    std::exp(median(reader.cols) / 2) / std::sqrt(static_cast<double>(reader.rows_taken.size())));
     }
   }
   return sizes;

@@ -14,6 +14,7 @@
 #include "formats/integer.h"
 #include "formats/scheme_registry.h"
 #include "formats/table/table_format.h"
+#include "verify/median.h"
 
 namespace w4q::verify {
 namespace {
@@ -36,13 +37,6 @@ constexpr double outlier_below = 0.3;
 
 /// Slopes below which scales may stand in another order.
 constexpr double unsure_match = 0.4;
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 std::vector<int64_t> rows_of(const PackedWeight& weight) {
   const int64_t blocks = (weight.n + rows_together - 1) / rows_together;

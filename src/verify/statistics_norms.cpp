@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "model/layer_plan.h"
 #include "model/parameters.h"
+#include "verify/median.h"
 
 namespace w4q::verify {
 namespace {
@@ -192,9 +193,7 @@ void add_other_bytes(const std::vector<Vector>& norms, const std::set<std::strin
       if (like) sizes.push_back(peer.median * peer.reader);
     }
     if (sizes.size() < fewest) continue;
-    const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2);
-    std::ranges::nth_element(sizes, middle);
-    const double usual = *middle;
+    const double usual = median(sizes);
     const auto is_far = [&](double size) { return size > far_size * usual || far_size * size < usual; };
     const double read_so = norm.other_median * norm.reader;
     const bool near = read_so < near_size * usual && near_size * read_so > usual;

@@ -9,6 +9,7 @@
 #include "core/convert.h"
 #include "core/parallel.h"
 #include "core/text.h"
+#include "verify/median.h"
 #include "verify/statistics_orders.h"
 
 namespace w4q::verify {
@@ -45,13 +46,6 @@ double dot(std::span<const float> a, std::span<const float> b) {
   }
   for (; i < a.size(); ++i) sums[0] += double{a[i]} * double{b[i]};
   return sums[0] + sums[1] + sums[2] + sums[3];
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
 }
 
 class ProfileCheck {

@@ -235,10 +235,9 @@ std::vector<ByteRun> byte_runs(std::span<const std::byte> bytes) {
   std::vector<ByteRun> runs;
   for (size_t at = 0; at + sizeof(uint64_t) <= bytes.size(); at += step) {
     const uint64_t word = word_at(bytes.data() + at);
-    if (word != std::rotl(word, 8)) continue;
-    const std::byte byte = bytes[at];
     // What was never written is zero or, of erased flash, has all bits; other bytes that repeat are codes of next to nothing.
-    if (byte != std::byte{0} && byte != std::byte{0xFF}) continue;
+    if (word != 0 && word != ~uint64_t{0}) continue;
+    const std::byte byte = bytes[at];
     size_t begin = at, end = at + sizeof(word);
     while (begin > 0 && bytes[begin - 1] == byte) --begin;
     while (end + sizeof(word) <= bytes.size() && word_at(bytes.data() + end) == word) end += sizeof(word);
