@@ -10,7 +10,7 @@
 #include "core/text.h"
 #include "device/check.h"
 #include "device/fragment.cuh"
-#include "device/launch.h"
+#include "kernels/common/dependent_launch.cuh"
 #include "quantize/error_factor_cuda.h"
 #include "quantize/gram_cuda.h"
 
@@ -222,8 +222,10 @@ class FeedbackOnBothSides {
       const int64_t last = std::min(tile, down - 1);
       for (int64_t i = std::max<int64_t>(0, tile - across + 1); i <= last; ++i) take_in(i, tile - i);
       const dim3 grid(static_cast<unsigned>(std::min(rows, wave_.tile_blocks)), static_cast<unsigned>(last + 1));
+      const device::LaunchShape shape{.grid = grid, .threads = cell_threads, .overlap = true};
       for (int64_t step = 0; step < rows + wave_.tile_blocks - 1; ++step) {
-        launch_step(grid, tile, step);
+        kernels::launch<cell_kernel<widest, Family>>(shape, work_.stream, "error feedback on both sides", wave_,
+                                                     family_, tile, step);
       }
       device::check_launch("error feedback on both sides", concat(wave_.n, " × ", wave_.k));
     }
@@ -231,13 +233,6 @@ class FeedbackOnBothSides {
   }
 
  private:
-  void launch_step(dim3 grid, int64_t tile, int64_t step) {
-    const device::LaunchShape shape{.grid = grid, .threads = cell_threads, .overlap = true};
-    Family family = family_;
-    void* parameters[] = {&wave_, &family, &tile, &step};
-    device::launch(reinterpret_cast<const void*>(&cell_kernel<widest, Family>), shape, parameters, work_.stream,
-                   "error feedback on both sides");
-  }
   /// What lies before tile (i, j): rows above it, and columns to its left.
   void take_in(int64_t i, int64_t j) {
     const int64_t k = wave_.k, row = i * tile_rows, rows = std::min(tile_rows, wave_.n - row);
