@@ -125,13 +125,6 @@ void check_name(const model::Parameter& parameter, const model::ModelConfig& con
               concat(parameter.name, ": GGUF's architecture ", config.architecture->gguf, " has no such tensor"));
 }
 
-/// Parts of a tensor follow each other, in the place of the first.
-void gather_parts(std::vector<ExportedTensor>& tensors) {
-  std::map<std::string, size_t, std::less<>> places;
-  for (const auto& tensor : tensors) places.try_emplace(tensor.name, places.size());
-  std::ranges::stable_sort(tensors, {}, [&](const ExportedTensor& tensor) { return places.at(tensor.name); });
-}
-
 /// A tensor has one type.
 void check_parts(const std::vector<ExportedTensor>& tensors) {
   for (size_t i = 1; i < tensors.size(); ++i) {
@@ -167,7 +160,7 @@ std::vector<ExportedTensor> choose_types(ExportPlan& plan, const GgufTarget& tar
     tensor.parameter = std::move(parameter);
     tensors.push_back(std::move(tensor));
   }
-  gather_parts(tensors);
+  gather_parts(tensors, &ExportedTensor::name);
   check_parts(tensors);
   return tensors;
 }

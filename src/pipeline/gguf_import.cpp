@@ -156,13 +156,6 @@ void refuse_unknown(const io::GgufFile& file, const std::vector<ImportedTensor>&
   }
 }
 
-/// Parts of a tensor follow each other, so that it is read once.
-void gather_parts(std::vector<ImportedTensor>& tensors) {
-  std::map<const io::GgufTensor*, size_t> places;
-  for (const auto& tensor : tensors) places.try_emplace(tensor.source, places.size());
-  std::ranges::stable_sort(tensors, {}, [&](const ImportedTensor& tensor) { return places.at(tensor.source); });
-}
-
 /// Matrices whose blocks an integer scheme can hold keep their codes.
 void choose_packed(Source& source, DType common) {
   source.quantization.method = "gguf";
@@ -198,7 +191,7 @@ Source open_source(const GgufImportRequest& request) {
     source.tensors.push_back(find_tensor(file, parameter, source.parsed.architecture->gguf_rotary_pairs, common));
   }
   refuse_unknown(file, source.tensors);
-  gather_parts(source.tensors);
+  gather_parts(source.tensors, &ImportedTensor::source);  // each is read once
   if (request.to == packed_target) choose_packed(source, common);
   return source;
 }

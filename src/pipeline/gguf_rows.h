@@ -1,9 +1,11 @@
 // What reading and writing GGUF files share: rows of one tensor go from one type to another, and what that cost.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -68,5 +70,13 @@ struct ConversionReport {
 
 std::string to_text(const ConversionReport& report, model::Detail detail = model::Detail::kinds);
 io::Json to_json(const ConversionReport& report);
+
+/// Parts of one tensor of a GGUF file, as `whole` tells them, follow each other in the place of the first.
+template <class Part, class Whole>
+void gather_parts(std::vector<Part>& parts, Whole Part::*whole) {
+  std::map<Whole, size_t> places;
+  for (const Part& part : parts) places.try_emplace(part.*whole, places.size());
+  std::ranges::stable_sort(parts, {}, [&](const Part& part) { return places.at(part.*whole); });
+}
 
 }  // namespace w4q::pipeline
