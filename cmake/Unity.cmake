@@ -25,6 +25,16 @@ function(w4q_unity TARGET)
   cmake_language(EVAL CODE "cmake_language(DEFER CALL w4q_unite_cuda [[${TARGET}]] [[${ARG_ALONE}]] [[${ARG_APART}]])")
 endfunction()
 
+# Sets RESULT to whether Highway compiles the file PATH for every instruction set.
+function(w4q_is_compiled_by_highway PATH RESULT)
+  file(STRINGS ${PATH} targets REGEX "hwy/foreach_target\\.h" LIMIT_COUNT 1)
+  if(targets)
+    set(${RESULT} TRUE PARENT_SCOPE)
+  else()
+    set(${RESULT} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+
 # Gives each of FILES the unit with the fewest files of those that it may be in: the first of them, so that the units of
 # files stay what they are when one is added behind them. Sets unit_of_FILE, and UNITS to how many units there are.
 function(w4q_deal TARGET FILES AT_ONCE APART)
@@ -92,8 +102,8 @@ function(w4q_unite_cpp TARGET ALONE APART)
     get_filename_component(path ${source} ABSOLUTE)
     file(RELATIVE_PATH source ${CMAKE_CURRENT_SOURCE_DIR} ${path})
     if(source MATCHES "\\.cpp$" AND NOT source IN_LIST ALONE)
-      file(STRINGS ${path} targets REGEX "hwy/foreach_target\\.h" LIMIT_COUNT 1)
-      if(NOT targets)
+      w4q_is_compiled_by_highway(${path} many_times)
+      if(NOT many_times)
         list(APPEND files ${source})
       endif()
     endif()
