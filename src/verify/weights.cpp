@@ -48,6 +48,8 @@ class RoundingJudge {
     for (const auto& [what, first, text] :
          {std::tuple(&RoundedRow::off, &RoundedRow::first_off, "not the nearest under their scales"),
           std::tuple(&RoundedRow::unlike, &RoundedRow::first_unlike, "not those of rounding to nearest")}) {
+      // Where scales were folded, the scale or the zero point of a whole group may be the next one.
+      if (tensor.limit->folded && what == &RoundedRow::unlike) continue;
       const int64_t count = tensor.limit->count(what);
       if (count == 0 || static_cast<double>(count) > most_share * static_cast<double>(tensor.limit->values)) continue;
       if (!others_are_rounded(tensor, what)) continue;
@@ -84,11 +86,18 @@ class RoundingJudge {
     return others_are(tensor, [&](const WeightLimit& limit) { return limit.count(what) == 0; });
   }
 
-  /// Whether nearly all others of this scheme, and most of this role, are so.
+  /// Whether nearly all others of this scheme, and most of this role, are so, and where scales were folded into it, of those
+  /// with folded scales, too: what these are is known to the rounding of a norm, so that codes are off in such layers alone.
+  /// Those whose rows were measured are not asked, for nothing is said of their codes.
   bool others_are(const TensorError& tensor, const std::function<bool(const WeightLimit&)>& is_sound) const {
+    return most_are(tensor, false, is_sound) && (!tensor.limit->folded || most_are(tensor, true, is_sound));
+  }
+
+  bool most_are(const TensorError& tensor, bool folded, const std::function<bool(const WeightLimit&)>& is_sound) const {
     size_t peers = 0, sound = 0, alike = 0, sound_alike = 0;
     for (const TensorError& other : report_.tensors) {
       if (&other == &tensor || !other.limit || other.scheme != tensor.scheme) continue;
+      if (other.limit->measured || (folded && !other.limit->folded)) continue;
       const bool holds = is_sound(*other.limit), like = role_of(other.name) == role_of(tensor.name);
       ++peers, sound += holds, alike += like, sound_alike += like && holds;
     }
