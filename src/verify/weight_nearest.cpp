@@ -85,7 +85,9 @@ bool NearestCodes::is_off(size_t col, float value) const {
     }
   }
   const float nearer = std::abs(steps - found) - std::abs(steps - best), distance = std::abs(found - best);
-  if (!folded_) return nearer > surely_nearer * distance;
+  // Codes were chosen under the scale that was then rounded to a byte.
+  const bool nested = weight_.scheme.scale == formats::ScaleType::nested;
+  if (!folded_) return nearer > (nested ? surely_nearer_folded : surely_nearer) * distance;
   return nearer > std::max(surely_nearer_folded * distance, surely_nearer * distance + moved_folded * std::abs(steps));
 }
 

@@ -89,6 +89,9 @@ def autoround(model, scheme, folder):
     inner = [entry.path for entry in os.scandir(folder + ".outer") if entry.is_dir()]
     shutil.move(inner[0] if inner else folder + ".outer", folder)
     shutil.rmtree(folder + ".outer", ignore_errors=True)
+    for name in os.listdir(folder):
+        if ("token" in name or "chat_template" in name) and not os.path.exists(f"{model}/{name}"):
+            os.remove(f"{folder}/{name}")  # what was lent
 
 
 def modelopt(model, scheme, folder):
