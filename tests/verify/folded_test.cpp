@@ -173,6 +173,16 @@ TEST(Folded, ScalesOfSomeLayersOfALargerModel) {
     EXPECT_THAT(folded_faults(with_folded(model, folded), folder), IsEmpty()) << folded.name;
 }
 
+/// folder/made, rounded to nearest, as folder/q.
+void round_made(const test::TemporaryFolder& folder, const char* scheme) {
+  pipeline::QuantizeRequest request;
+  request.model = folder / "made";
+  request.output = folder / "q";
+  request.scheme = formats::parse_scheme(scheme);
+  request.method = quantize::rounding_quantizer(request.scheme).name;
+  pipeline::quantize_model(request);
+}
+
 /// Packed, in the two schemes whose best presets once failed, in NVFP4 and in what AWQ writes.
 TEST(Folded, PackedWeights) {
   const auto tiny = MadeCheckpoint::of(test::bundled_model());
@@ -180,13 +190,8 @@ TEST(Folded, PackedWeights) {
     for (const char* scheme : {"mxfp8", "int3-g128-f16-asym", "nvfp4", "int4-g128-f16-asym", "kbit3-b32-e4m4"}) {
       const test::TemporaryFolder folder;
       with_folded(tiny, folded_cases[number]).write(folder / "made");
-      pipeline::QuantizeRequest request;
-      request.model = folder / "made";
-      request.output = folder / "q";
-      request.scheme = formats::parse_scheme(scheme);
-      request.method = quantize::rounding_quantizer(request.scheme).name;
-      pipeline::quantize_model(request);
-      EXPECT_THAT(check_statistics(model::open_model(request.output)).faults, IsEmpty())
+      round_made(folder, scheme);
+      EXPECT_THAT(check_statistics(model::open_model(folder / "q")).faults, IsEmpty())
           << scheme << ", " << folded_cases[number].name;
     }
   }
@@ -252,14 +257,9 @@ TEST(Folded, WithTheBaseBeforeFolding) {
          {std::pair("int4-g128-f16-asym", "awq-gemm"), std::pair("int8-row-bf16", "compressed-tensors-int8")}) {
       const test::TemporaryFolder folder;
       with_folded(tiny, folded).write(folder / "made");
-      pipeline::QuantizeRequest request;
-      request.model = folder / "made";
-      request.output = folder / "q";
-      request.scheme = formats::parse_scheme(scheme);
-      request.method = quantize::rounding_quantizer(request.scheme).name;
-      pipeline::quantize_model(request);
+      round_made(folder, scheme);
       pipeline::ConvertRequest convert;
-      convert.input = request.output, convert.output = folder / "other", convert.to = dialect;
+      convert.input = folder / "q", convert.output = folder / "other", convert.to = dialect;
       pipeline::convert_model(convert);
       const auto candidate = model::open_model(folder / "other");
       EXPECT_THAT(faults_of(compare_with_base(candidate, base)), IsEmpty()) << folded.name << ", " << dialect;
