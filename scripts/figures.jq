@@ -121,3 +121,14 @@ def quality_frontier($_):
         | [(.bits | fixed(3)), (.bytes / 1e6 | fixed(2)),
            "\(.scheme), \(.curve)" + (if .by == "w4q" then "" else " by \(.by)" end),
            (if $best then "**\(.kl | significant)**" else (.kl | significant) end) + " ± \(.kl_error | significant)"])) | table;
+
+# What people load, ours beside another program's of the same types (scripts/formats): a row for each format.
+def quality_formats($_):
+  .[0].rows as $rows
+  | [["format", "bits a weight", "MB in all", "w4q", "llama.cpp", "ratio"]]
+    + ($rows | map(.format) | reduce .[] as $format ([]; if index([$format]) then . else . + [$format] end) | map(. as $format
+        | ($rows | map(select(.format == $format))) as $own
+        | ($own | map(select(.by == "w4q")) | .[0]) as $ours | ($own | map(select(.by != "w4q")) | .[0]) as $theirs
+        | def cell: if . == null then "–" else "\(.kl | significant) ± \(.kl_error | significant)" end;
+          [$format, ($own[0].bits | fixed(3)), ($own[0].bytes / 1e6 | fixed(2)), ($ours | cell), ($theirs | cell),
+           (if $ours == null or $theirs == null then "–" else ($ours.kl / $theirs.kl | fixed(2)) end)])) | table;

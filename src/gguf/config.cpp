@@ -78,20 +78,6 @@ int64_t head_dim_of(const GgufKeys& keys, int64_t hidden, int64_t heads, bool pa
   return head_dim;
 }
 
-std::vector<float> read_factors(const io::GgufFile& file, const GgufKeys& keys, int64_t head_dim) {
-  const auto* tensor = file.find(rope_factors_tensor);
-  if (tensor == nullptr) return {};
-  if (tensor->type != GgmlType::f32 || tensor->shape != Shape{head_dim / 2}) {
-    throw keys
-        .error(ErrorCode::bad_file, rope_factors_tensor,
-               concat(ggml_type_name(tensor->type), " ", shape_text(tensor->shape)))
-        .detail(concat("expected F32 [", head_dim / 2, "]"));
-  }
-  std::vector<float> factors(static_cast<size_t>(head_dim / 2));
-  std::memcpy(factors.data(), file.bytes(*tensor).data(), tensor->size);
-  return factors;
-}
-
 /// The first size of a matrix: the vocabulary is as long as its embedding table, padding included.
 int64_t rows_of(const io::GgufFile& file, const GgufKeys& keys, std::string_view name) {
   const auto* tensor = file.find(name);
@@ -146,7 +132,38 @@ int64_t common_window(const model::ModelConfig& config) {
   throw Error(ErrorCode::unsupported, "config.json: sliding windows").detail("GGUF cannot say which layers have them");
 }
 
+/// What divides frequencies of Gemma 4's layers without a window: pairs that stand are divided by so much.
+std::vector<float> turning_factors(const model::RopeConfig& rope, int64_t head_dim) {
+  std::vector<float> factors(static_cast<size_t>(head_dim / 2), 1e30f);
+  const auto turning = static_cast<size_t>(rope.partial_rotary_factor * static_cast<double>(factors.size()));
+  std::fill_n(factors.begin(), turning, 1.0f);
+  return factors;
+}
+
+/// As one number; of sizes that differ between layers, which a family reads by itself, the first.
+int64_t first_size(const GgufKeys& keys, std::string_view key, const GgufFamily* family, int64_t layers) {
+  const bool own = family != nullptr && family->own_sizes && keys.is_array(key);
+  return own ? keys.layers(key, layers).front() : keys.size(key);
+}
+
 }  // namespace
+
+std::vector<float> read_rope_factors(const io::GgufFile& file, const GgufKeys& keys, std::string_view name,
+                                     int64_t pairs) {
+  const auto* tensor = file.find(name);
+  if (tensor == nullptr) return {};
+  if (tensor->type != GgmlType::f32 || tensor->shape != Shape{pairs}) {
+    throw keys.error(ErrorCode::bad_file, name, concat(ggml_type_name(tensor->type), " ", shape_text(tensor->shape)))
+        .detail(concat("expected F32 [", pairs, "]"));
+  }
+  std::vector<float> factors(static_cast<size_t>(pairs));
+  std::memcpy(factors.data(), file.bytes(*tensor).data(), tensor->size);
+  return factors;
+}
+
+bool is_rope_factors(std::string_view tensor) noexcept {
+  return tensor == rope_factors_tensor || tensor == rope_short_tensor || tensor == rope_long_tensor;
+}
 
 io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType dtype) {
   const int64_t window = keys.integer("%.attention.sliding_window").value_or(0);
@@ -156,23 +173,30 @@ io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType 
   const bool partial = family != nullptr && family->partial_rotary;
   const int64_t hidden = keys.size("%.embedding_length"), heads = keys.size("%.attention.head_count");
   const int64_t head_dim = head_dim_of(keys, hidden, heads, partial);
+  const int64_t layers = keys.size("%.block_count");
+  const bool has_heads = keys.has("%.attention.head_count_kv");
   const double theta = keys.number("%.rope.freq_base").value_or(10000);
+  const bool own_rope = family != nullptr && family->own_rope;
+  const auto scaling = [&] {
+    const auto factors = read_rope_factors(file, keys, rope_factors_tensor, head_dim / 2);
+    return rope_scaling_from_gguf(keys, factors, theta, head_dim);
+  };
   const bool tied = !has(file, "output.weight");
   io::Json config = {
       {"architectures", {row.class_name}},
       {"model_type", row.model_type},
       {"vocab_size", rows_of(file, keys, "token_embd.weight")},
       {"hidden_size", hidden},
-      {"intermediate_size", keys.size("%.feed_forward_length")},
-      {"num_hidden_layers", keys.size("%.block_count")},
+      {"intermediate_size", first_size(keys, "%.feed_forward_length", family, layers)},
+      {"num_hidden_layers", layers},
       {"num_attention_heads", heads},
-      {"num_key_value_heads", keys.size("%.attention.head_count_kv", heads)},
+      {"num_key_value_heads", has_heads ? first_size(keys, "%.attention.head_count_kv", family, layers) : heads},
       {"head_dim", head_dim},
       {"hidden_act", "silu"},
       {"max_position_embeddings", keys.size("%.context_length")},
       {"rms_norm_eps", keys.number("%.attention.layer_norm_rms_epsilon").value_or(1e-6)},
       {"rope_theta", theta},
-      {"rope_scaling", rope_scaling_from_gguf(keys, read_factors(file, keys, head_dim), theta, head_dim)},
+      {"rope_scaling", own_rope ? io::Json(nullptr) : scaling()},
       {"tie_word_embeddings", tied}};
   if (family == nullptr || !family->own_biases) add_biases(file, keys, row, config);
   if (partial) {
@@ -190,9 +214,20 @@ io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType 
   return config;
 }
 
-std::vector<float> rope_factors_to_gguf(const model::ModelConfig& config) {
-  return config.rope.type == model::RopeType::llama3 ? llama3_factors(config.rope, config.head_dim)
-                                                     : std::vector<float>();
+std::vector<RopeFactors> rope_factors_to_gguf(const model::ModelConfig& config) {
+  const model::RopeConfig& rope = config.rope;
+  const auto floats = [](const std::vector<double>& values) {
+    std::vector<float> result;
+    for (const double value : values) result.push_back(static_cast<float>(value));
+    return result;
+  };
+  if (rope.type == model::RopeType::llama3) return {{rope_factors_tensor, llama3_factors(rope, config.head_dim)}};
+  if (rope.type == model::RopeType::longrope) {
+    return {{rope_long_tensor, floats(rope.long_factors)}, {rope_short_tensor, floats(rope.short_factors)}};
+  }
+  if (rope.type != model::RopeType::proportional) return {};
+  const auto wide = std::ranges::find(config.sliding_window, 0) - config.sliding_window.begin();
+  return {{rope_factors_tensor, turning_factors(rope, config.attention_of(wide).head_dim)}};
 }
 
 io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<std::string>& notes) {
@@ -213,7 +248,10 @@ io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<st
                                {name + ".vocab_size", u32(config.vocab_size)}};
   model::RopeConfig rope = config.rope;
   if (family != nullptr && family->partial_rotary) rope.partial_rotary_factor = 1;
-  rope_scaling_to_gguf(rope, name, metadata);
+  if (family == nullptr || !family->own_rope) rope_scaling_to_gguf(rope, name, metadata);
+  if (rope.type == model::RopeType::yarn && !rope.truncate) {
+    notes.emplace_back("yarn's bounds are no whole pairs in config.json; readers round them");
+  }
   if (family != nullptr && family->write != nullptr) family->write(config, name + ".", metadata);
   if (config.output_bias && !config.architecture->gguf_stated_biases) {
     const std::string_view name_of_class = config.architecture->class_name;

@@ -22,9 +22,21 @@ io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType 
 /// the layers …
 io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<std::string>& notes);
 
-/// Llama 3's rope scaling travels as a tensor, F32 [head_dim / 2]: what divides each frequency.
+/// Some scaling of rotary embeddings travels as tensors, F32 [pairs]: what divides each frequency. Llama 3's, and which
+/// pairs of Gemma 4's turn; Phi-3's within the positions of training and beyond.
 inline constexpr std::string_view rope_factors_tensor = "rope_freqs.weight";
-/// Its values; empty where `config` needs none.
-std::vector<float> rope_factors_to_gguf(const model::ModelConfig& config);
+inline constexpr std::string_view rope_short_tensor = "rope_factors_short.weight";
+inline constexpr std::string_view rope_long_tensor = "rope_factors_long.weight";
+struct RopeFactors {
+  std::string_view tensor;
+  std::vector<float> values;
+};
+/// Those that `config` needs.
+std::vector<RopeFactors> rope_factors_to_gguf(const model::ModelConfig& config);
+/// Whether a tensor is one of them.
+bool is_rope_factors(std::string_view tensor) noexcept;
+/// The values of one; nothing where the file has none. Throws bad_file for another type or shape.
+std::vector<float> read_rope_factors(const io::GgufFile& file, const GgufKeys& keys, std::string_view tensor,
+                                     int64_t pairs);
 
 }  // namespace w4q::gguf

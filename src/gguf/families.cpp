@@ -5,25 +5,39 @@
 #include <cmath>
 
 #include "core/text.h"
+#include "gguf/family_rows.h"
 #include "model/architecture.h"
 
 namespace w4q::gguf {
-namespace {
-
 using model::ModelConfig;
 
-/// Readers of the architecture assume this, whatever a file could say.
 void demand(bool holds, const ModelConfig& config, std::string_view what) {
   if (holds) return;
   throw Error(ErrorCode::unsupported, concat("config.json: ", what))
       .detail(concat("GGUF's architecture ", config.architecture->gguf, " cannot say it"));
 }
 
+void set(io::GgufMetadata& metadata, const std::string& key, io::GgufValue value) {
+  const auto found = std::ranges::find(metadata, key, &io::GgufEntry::key);
+  if (found == metadata.end()) {
+    metadata.push_back({key, std::move(value)});
+  } else {
+    found->value = std::move(value);
+  }
+}
+
+io::Json layer_types(const GgufKeys& keys, const io::Json& config, int64_t interval, std::string_view often,
+                     std::string_view seldom) {
+  constexpr int64_t most = 1 << 16;
+  const auto layers = config.at("num_hidden_layers").get<int64_t>();
+  if (layers > most) throw keys.error(ErrorCode::bad_file, "%.block_count", concat("is ", layers));
+  io::Json types = io::Json::array();
+  for (int64_t layer = 1; layer <= layers; ++layer) types.push_back(layer % interval == 0 ? seldom : often);
+  return types;
+}
+
 // ---- mixtures -------------------------------------------------------------------------------------------------------
 
-constexpr std::array<std::string_view, 1> expert_keys = {"%.expert_count"};
-
-/// Softmax over experts; the shares of the chosen ones add up to one, or stay as they are.
 void write_mixture(const ModelConfig& config, const std::string& prefix, bool renormalizes, int64_t dense_layers,
                    io::GgufMetadata& metadata) {
   const auto& mixture = config.mixture;
@@ -40,6 +54,16 @@ void write_expert_size(const ModelConfig& config, const std::string& prefix, io:
   metadata.push_back({prefix + "expert_feed_forward_length", u32(config.mixture.intermediate)});
 }
 
+void read_experts(const GgufKeys& keys, bool renormalizes, io::Json& config) {
+  config["num_experts"] = keys.size("%.expert_count");
+  config["num_experts_per_tok"] = keys.size("%.expert_used_count");
+  config["norm_topk_prob"] = renormalizes;
+}
+
+namespace {
+
+constexpr std::array<std::string_view, 1> expert_keys = {"%.expert_count"};
+
 void write_mixtral(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   write_mixture(config, prefix, true, 0, metadata);
 }
@@ -47,12 +71,6 @@ void write_mixtral(const ModelConfig& config, const std::string& prefix, io::Ggu
 void read_mixtral(const io::GgufFile&, const GgufKeys& keys, io::Json& config) {
   config["num_local_experts"] = keys.size("%.expert_count");
   config["num_experts_per_tok"] = keys.size("%.expert_used_count");
-}
-
-void read_experts(const GgufKeys& keys, bool renormalizes, io::Json& config) {
-  config["num_experts"] = keys.size("%.expert_count");
-  config["num_experts_per_tok"] = keys.size("%.expert_used_count");
-  config["norm_topk_prob"] = renormalizes;
 }
 
 void write_qwen3_moe(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
@@ -251,7 +269,9 @@ void read_gemma3(const io::GgufFile&, const GgufKeys& keys, io::Json& config) {
   config["final_logit_softcapping"] = nullptr;
 }
 
-constexpr std::array<GgufFamily, 14> families{{
+constexpr std::array<std::string_view, 2> gemma4_keys = {"%.expert_count", "%.final_logit_softcapping"};
+
+constexpr std::array<GgufFamily, 20> families{{
     {.model_type = "mixtral", .mixture = true, .keys = expert_keys, .write = write_mixtral, .read = read_mixtral},
     {.model_type = "qwen3_moe", .mixture = true, .keys = expert_keys, .write = write_qwen3_moe, .read = read_qwen3_moe},
     {.model_type = "qwen2_moe",
@@ -280,6 +300,40 @@ constexpr std::array<GgufFamily, 14> families{{
     {.model_type = "ernie4_5", .write = write_ernie4_5},
     {.model_type = "smollm3", .write = write_smollm3},
     {.model_type = "olmo2"},
+    {.model_type = "phi3", .partial_rotary = true, .own_rope = true, .write = write_phi3, .read = read_phi3},
+    {.model_type = "gpt_oss",
+     .mixture = true,
+     .own_windows = true,
+     .own_rope = true,
+     .keys = expert_keys,
+     .write = write_gpt_oss,
+     .read = read_gpt_oss},
+    {.model_type = "qwen3_next",
+     .mixture = true,
+     .partial_rotary = true,
+     .keys = expert_keys,
+     .write = write_qwen3_next,
+     .read = read_qwen3_next},
+    {.model_type = "qwen3_5_text",
+     .partial_rotary = true,
+     .tiles_heads = true,
+     .write = write_qwen3_5,
+     .read = read_qwen3_5},
+    {.model_type = "qwen3_5_moe_text",
+     .mixture = true,
+     .partial_rotary = true,
+     .tiles_heads = true,
+     .keys = expert_keys,
+     .write = write_qwen3_5_moe,
+     .read = read_qwen3_5_moe},
+    {.model_type = "gemma4_text",
+     .own_windows = true,
+     .own_sizes = true,
+     .own_rope = true,
+     .joins_experts = true,
+     .keys = gemma4_keys,
+     .write = write_gemma4,
+     .read = read_gemma4},
     {.model_type = "gemma2", .own_windows = true, .keys = cap_keys, .write = write_gemma2, .read = read_gemma2},
     {.model_type = "gemma3_text", .own_windows = true, .keys = gemma3_keys, .write = write_gemma3, .read = read_gemma3},
 }};

@@ -17,6 +17,10 @@ struct GgufFamily {
   bool own_windows = false;     ///< `write` sees to them
   bool own_biases = false;      ///< `read` does, from the tensors
   bool partial_rotary = false;  ///< rope.dimension_count may be less than a head
+  bool own_sizes = false;       ///< `read` takes sizes that differ between layers
+  bool own_rope = false;        ///< `write` and `read` see to its scaling
+  bool joins_experts = false;   ///< gates and ups of experts are one tensor where they are one in folders
+  bool tiles_heads = false;     ///< value heads of delta nets: first ones of all key heads, then second ones
   /// Keys that mean something else, or nothing, elsewhere.
   std::span<const std::string_view> keys = {};
   /// Appends keys of its own. Throws unsupported for what readers would compute otherwise. `metadata` keys begin with

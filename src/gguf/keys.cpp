@@ -20,7 +20,9 @@ std::optional<int64_t> as_int64(T value) {
   return std::in_range<int64_t>(value) ? std::optional(static_cast<int64_t>(value)) : std::nullopt;
 }
 
-double shortest(float value) {
+}  // namespace
+
+double shortest_decimal(float value) {
   std::array<char, 64> text{};
   const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
   double result = value;
@@ -28,10 +30,13 @@ double shortest(float value) {
   return result;
 }
 
-}  // namespace
-
 GgufKeys::GgufKeys(const io::GgufMetadata& metadata, std::string_view source) : metadata_(&metadata), source_(source) {
   architecture_ = text("general.architecture").value_or("");
+}
+
+bool GgufKeys::is_array(std::string_view key) const {
+  const io::GgufValue* value = find(key);
+  return value != nullptr && std::holds_alternative<io::GgufArray>(*value);
 }
 
 std::string GgufKeys::full(std::string_view key) const {
@@ -79,7 +84,7 @@ std::optional<double> GgufKeys::number(std::string_view key) const {
   if (value == nullptr) return std::nullopt;
   double result = 0;
   if (const auto* narrow = std::get_if<float>(value)) {
-    result = shortest(*narrow);
+    result = shortest_decimal(*narrow);
   } else if (const auto* wide = std::get_if<double>(value)) {
     result = *wide;
   } else {
@@ -121,6 +126,34 @@ const std::vector<std::string>* GgufKeys::texts(std::string_view key) const {
 const std::vector<float>* GgufKeys::numbers(std::string_view key) const { return array<float>(key, "an array of f32"); }
 const std::vector<int32_t>* GgufKeys::integers(std::string_view key) const {
   return array<int32_t>(key, "an array of i32");
+}
+
+const std::vector<bool>* GgufKeys::booleans(std::string_view key) const {
+  return array<bool>(key, "an array of booleans");
+}
+
+std::vector<int64_t> GgufKeys::layers(std::string_view key, int64_t count) const {
+  std::vector<int64_t> result;
+  const auto take = [&]<class T>(const std::vector<T>& values) {
+    if constexpr (is_integer_type<T>) {
+      for (const T value : values) result.push_back(as_int64(value).value_or(0));
+    }
+  };
+  if (!is_array(key)) return std::vector<int64_t>(static_cast<size_t>(count), size(key));
+  std::visit(
+      [&]<class T>(const T& values) {
+        if constexpr (!std::is_same_v<T, std::monostate>) take(values);
+      },
+      std::get<io::GgufArray>(*find(key)));
+  if (std::ssize(result) != count) {
+    throw error(ErrorCode::bad_file, key, concat("expected an integer for each of ", count, " layers"));
+  }
+  for (const int64_t each : result) {
+    if (each < 1 || each > INT32_MAX) {
+      throw error(ErrorCode::bad_file, key, concat("is ", each)).detail("expected 1 to 2147483647");
+    }
+  }
+  return result;
 }
 
 int64_t GgufKeys::size(std::string_view key, std::optional<int64_t> fallback) const {

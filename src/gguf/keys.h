@@ -14,6 +14,8 @@ namespace w4q::gguf {
 
 /// A size, as metadata has them.
 inline uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
+/// The shortest decimal that rounds to it: 1e-05, not 9.999999747378752e-06.
+double shortest_decimal(float value);
 inline bool has(const io::GgufFile& file, std::string_view tensor) { return file.find(tensor) != nullptr; }
 
 class GgufKeys {
@@ -26,11 +28,13 @@ class GgufKeys {
   /// general.architecture; empty when absent.
   const std::string& architecture() const noexcept { return architecture_; }
 
+  bool has(std::string_view key) const { return find(key) != nullptr; }
+  bool is_array(std::string_view key) const;
   /// Each is nothing when the key is absent and throws bad_file when the value has another type. Integers of every
   /// width are integers, and numbers too; an array whose elements are all the same counts as that integer (some files
   /// state sizes layer by layer; unsupported when they differ).
   std::optional<int64_t> integer(std::string_view key) const;
-  /// An f32 becomes the shortest decimal that rounds to it: 1e-05, not 9.999999747378752e-06.
+  /// Of an f32 its shortest_decimal().
   std::optional<double> number(std::string_view key) const;
   std::optional<bool> boolean(std::string_view key) const;
   std::optional<std::string> text(std::string_view key) const;
@@ -38,6 +42,10 @@ class GgufKeys {
   const std::vector<std::string>* texts(std::string_view key) const;
   const std::vector<float>* numbers(std::string_view key) const;
   const std::vector<int32_t>* integers(std::string_view key) const;
+  const std::vector<bool>* booleans(std::string_view key) const;
+  /// Integers from 1 to 2^31 − 1, one for each of so many layers: those of an array, or the same for all. Throws bad_file
+  /// where the key is absent or the array has another length.
+  std::vector<int64_t> layers(std::string_view key, int64_t count) const;
 
   /// An integer in [1, 2^31). Throws bad_file when it is outside or, without a `fallback`, absent.
   int64_t size(std::string_view key, std::optional<int64_t> fallback = std::nullopt) const;

@@ -19,6 +19,11 @@ constexpr std::string_view rest = R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?
 constexpr std::string_view cased_words =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|)";
+constexpr std::string_view marked_words = R"([^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|)";
+constexpr std::string_view rest_with_marks = R"(| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view contracted_words =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)";
 constexpr std::string_view rest_with_slash = R"(| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 Json byte_level(bool use_regex) {
@@ -38,6 +43,12 @@ const std::vector<GgufPreTokenizer>& rows() {
   static const std::vector<GgufPreTokenizer> table = {
       {"llama-bpe", true, true, nullptr, split(concat(contractions, words, R"(\p{N}{1,3})", rest))},
       {"qwen2", false, false, {{"type", "NFC"}}, split(concat(contractions, words, R"(\p{N})", rest))},
+      {"qwen35",
+       false,
+       false,
+       {{"type", "NFC"}},
+       split(concat(contractions, marked_words, R"(\p{N})", rest_with_marks))},
+      {"gpt-4o", false, false, nullptr, split(concat(contracted_words, R"(\p{N}{1,3})", rest_with_slash))},
       {"tekken", true, true, nullptr, split(concat(cased_words, R"(\p{N})", rest_with_slash))},
       {"gpt-2", false, false, nullptr, byte_level(true)},
       {"smollm", false, false, nullptr, sequence({{"type", "Digits"}, {"individual_digits", true}}, byte_level(true))},

@@ -27,7 +27,9 @@ TokenizerFiles tokenizer_from_gguf(const GgufKeys& keys);
 io::GgufMetadata tokenizer_to_gguf(const TokenizerFiles& files, const model::ModelConfig& config,
                                    std::vector<std::string>& notes);
 
-/// The ids of bos and eos alone, for a file without a tokenizer.
+/// tokenizer.ggml.model of a file without one, which readers ask for.
+inline constexpr std::string_view no_vocabulary = "no_vocab";
+/// That and the ids of bos and eos, for such a file.
 io::GgufMetadata token_ids_to_gguf(const model::ModelConfig& config);
 
 }  // namespace w4q::gguf

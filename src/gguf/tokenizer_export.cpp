@@ -261,7 +261,7 @@ void add_special_tokens(const tokenizer::JsonNode& root, const Json& tokenizer_c
 }  // namespace
 
 io::GgufMetadata token_ids_to_gguf(const model::ModelConfig& config) {
-  io::GgufMetadata metadata;
+  io::GgufMetadata metadata = {{"tokenizer.ggml.model", std::string(no_vocabulary)}};
   add_id("bos_token_id", config.bos_token, config, metadata);
   add_end_tokens(config.eos_tokens, config, metadata);
   return metadata;

@@ -118,6 +118,25 @@ void write_all(const FileDescriptor& file, std::span<const std::byte> bytes, uin
   }
 }
 
+void read_all(const FileDescriptor& file, std::span<std::byte> bytes, uint64_t offset, const fs::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t read = ::pread(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (read < 0 && errno == EINTR) continue;
+    if (read < 0) throw system_error(path, concat("cannot read ", bytes.size(), " bytes"));
+    if (read == 0) {
+      throw Error(ErrorCode::bad_file, concat(shown(path), ": ends at byte ", offset, ", ", bytes.size(), " too early"))
+          .hint("another program may have cut it");
+    }
+    bytes = bytes.subspan(static_cast<size_t>(read));
+    offset += static_cast<uint64_t>(read);
+  }
+}
+
+void forget_range(const FileDescriptor& file, uint64_t offset, uint64_t size) noexcept {
+  ::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+              static_cast<off_t>(size));
+}
+
 void begin_flush(const FileDescriptor& file, uint64_t offset, uint64_t size) noexcept {
   ::sync_file_range(file.get(), static_cast<off_t>(offset), static_cast<off_t>(size), SYNC_FILE_RANGE_WRITE);
 }

@@ -68,6 +68,12 @@ FileDescriptor open_file(const std::filesystem::path& path, int flags, mode_t mo
 void write_all(const FileDescriptor& file, std::span<const std::byte> bytes, uint64_t offset,
                const std::filesystem::path& path);
 
+/// Reads all of `bytes` from `offset`. Throws bad_file: an I/O error, or the file ends before.
+void read_all(const FileDescriptor& file, std::span<std::byte> bytes, uint64_t offset,
+              const std::filesystem::path& path);
+/// Gives back the disk space of a range, which holds zeros from now on, where the file system can. Promises nothing.
+void forget_range(const FileDescriptor& file, uint64_t offset, uint64_t size) noexcept;
+
 /// Asks the system to begin with writing a range to the disk, so that a later sync waits less. Promises nothing.
 void begin_flush(const FileDescriptor& file, uint64_t offset, uint64_t size) noexcept;
 

@@ -132,8 +132,7 @@ std::string seek_table_bytes(const SeekTable& table) {
   return bytes;
 }
 
-}  // namespace
-
+/// One frame with a checksum.
 std::string compress_bytes(std::span<const std::byte> content, int level) {
   const std::unique_ptr<ZSTD_CCtx, Free> context(ZSTD_createCCtx());
   if (!context) throw std::bad_alloc();
@@ -146,6 +145,8 @@ std::string compress_bytes(std::span<const std::byte> content, int level) {
   frame.shrink_to_fit();
   return frame;
 }
+
+}  // namespace
 
 SeekTable read_seek_table(std::span<const std::byte> compressed, std::string_view file_name) {
   if (!has_seek_table(compressed)) return walk_frames(compressed, file_name);

@@ -30,9 +30,6 @@ SeekTable read_seek_table(std::span<const std::byte> compressed, std::string_vie
 void read_range(std::span<const std::byte> compressed, const SeekTable& table, uint64_t begin, std::span<std::byte> out,
                 std::string_view file_name);
 
-/// One frame with a checksum, which read_seek_table and read_range read too.
-std::string compress_bytes(std::span<const std::byte> content, int level);
-
 /// Compresses the file `from` into `to` in frames of `frame_bytes`, frames in parallel, and syncs it. Throws bad_file.
 void compress_file(const std::filesystem::path& from, const std::filesystem::path& to, int level,
                    size_t frame_bytes = default_frame_bytes);

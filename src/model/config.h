@@ -39,6 +39,8 @@ struct RopeConfig {
   double attention_factor = 1.0;  ///< multiplies cos and sin
   /// longrope: divisors of the frequencies of each pair, within the original positions and beyond.
   std::vector<double> short_factors = {}, long_factors = {};
+  /// Of models that see: pairs that turn with each of a picture's positions, as mrope_section says. Text minds none of it.
+  std::vector<int64_t> picture_pairs = {};
 
   bool operator==(const RopeConfig&) const = default;
 };

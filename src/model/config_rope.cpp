@@ -169,6 +169,11 @@ RopeConfig parse_rope(const ConfigReader& reader, const RopeQuery& query, ModelC
   rope.partial_rotary_factor = parameters.positive(
       "partial_rotary_factor", reader.positive("partial_rotary_factor", config.architecture->partial_rotary_factor));
   const int64_t rotary = rotary_channels(reader, rope, query.head_dim);
+  if (const io::Json* sections = parameters.find("mrope_section"); sections != nullptr && sections->is_array()) {
+    for (const io::Json& each : *sections) {
+      rope.picture_pairs.push_back(each.is_number_integer() ? each.get<int64_t>() : 0);
+    }
+  }
   rope.original_max_positions = config.max_positions;
   const bool stretched =
       rope.type == RopeType::llama3 || rope.type == RopeType::yarn || rope.type == RopeType::longrope;

@@ -106,18 +106,22 @@ PlannedLinear head_plan(const ModelConfig& config) {
 
 PlannedLinear layer_embedding_plan(const ModelConfig& config) {
   return {.name = config.names.prefix + "embed_tokens_per_layer",
+          .gguf = "per_layer_token_embd",
           .n = config.layer_vocab_size,
           .k = config.layers * config.layer_embedding_size};
 }
 
 PlannedLinear layer_projection_plan(const ModelConfig& config) {
   return {.name = config.names.prefix + "per_layer_model_projection",
+          .gguf = "per_layer_model_proj",
           .n = config.layers * config.layer_embedding_size,
           .k = config.hidden_size};
 }
 
 PlannedNorm layer_projection_norm_plan(const ModelConfig& config) {
-  return {.name = config.names.prefix + "per_layer_projection_norm", .size = config.layer_embedding_size};
+  return {.name = config.names.prefix + "per_layer_projection_norm",
+          .gguf = "per_layer_proj_norm",
+          .size = config.layer_embedding_size};
 }
 
 PlannedNorm final_norm_plan(const ModelConfig& config) {

@@ -36,14 +36,16 @@ void add_block(const Block& block, std::vector<Parameter>& list) {
     }
   };
   norms(true);
-  std::map<std::string, Shape> biases;  // that several linears share
+  std::map<std::string, Parameter> biases;  // that several linears share
   for (const auto& group : block.groups) {
     for (const auto& linear : group.linears) {
       add_linear(linear, list);
-      if (linear.bias && !linear.bias_tensor.empty()) biases[linear.bias_tensor] = {linear.bias_row + 1, linear.n};
+      if (!linear.bias || linear.bias_tensor.empty()) continue;
+      const std::string& name = linear.bias_tensor;
+      biases[name] = {name, {linear.bias_row + 1, linear.n}, false, gguf_name(linear.gguf, ".bias")};
     }
   }
-  for (const auto& [name, shape] : biases) list.push_back({name, shape, false, {}});
+  for (auto& [name, bias] : biases) list.push_back(std::move(bias));
   norms(false);
   for (const auto& vector : block.vectors) list.push_back({vector.name, vector.shape, false, vector.gguf});
 }

@@ -39,6 +39,10 @@ int64_t layer_bytes(const model::OpenedModel& model) {
   return largest;
 }
 
+/// What a layer's groups read is kept from statistics to pairs up to so many bytes, where memory has no limit; beyond, the
+/// layer runs once more.
+constexpr int64_t most_kept_inputs = int64_t{4} << 30;
+
 /// What hidden states may take when everything else has had its share.
 int64_t states_limit(const model::OpenedModel& model, const CalibrationWindows& windows,
                      const CalibrationOptions& options) {
@@ -197,6 +201,7 @@ struct Calibration::Impl {
 
   LayerStatistics run(int64_t index, bool keep_gram, LayerStatistics before) {
     weights = model::load_layer(model, index);
+    plain_inputs.clear();
     if (!want_statistics) return {};
     if (gpu == nullptr) return run_on_cpu(index, std::move(before));
     ensure(before.empty(), "calibration: sums are added to others on the CPU only");
@@ -245,22 +250,51 @@ struct Calibration::Impl {
     for (size_t i = result.size(); i < groups.size(); ++i) {
       result.push_back(quantize::make_statistics(groups[i].width, options.gram));
     }
+    make_room(groups);
+    // Pairs go over this layer again, unless they find its inputs here.
+    const bool again = quantized && plain_inputs.empty();
+    int64_t window = 0;
+    std::vector<int64_t> seen(groups.size());
     model::Observer observer;
     observer.linear_input = [&](std::span<const std::string_view> linears, MatrixView<const float> input) {
       for (size_t i = 0; i < groups.size(); ++i) {
-        if (groups[i].name() == linears.front()) quantize::add_rows(result[i], input, groups[i].name());
+        if (groups[i].name() != linears.front()) continue;
+        quantize::add_rows(result[i], input, groups[i].name());
+        if (i < plain_inputs.size() && plain_inputs[i]) copy_rows(input, plain_inputs[i]->get(window), seen[i]);
       }
     };
-    for (int64_t window = 0; window < windows.samples; ++window) {
+    for (; window < windows.samples; ++window) {
       if (own_embeddings) embed_layers(window);
-      // Pairs go over this layer again: its inputs stay.
-      const auto hidden = quantized ? quantized->copy(states.get(window)) : states.get(window);
+      std::ranges::fill(seen, 0);
+      const auto hidden = again ? quantized->copy(states.get(window)) : states.get(window);
       decoder.run(*weights, memories.layer(index, window), hidden, &observer);
-      if (!quantized) states.put(window);
+      if (!again) states.put(window);
       check_interrupt();
       if (options.on_window) options.on_window();
     }
+    if (!again) plain_blocks = weights->plan.blocks.size();
     return result;
+  }
+
+  /// For what the model as it is reads in a layer, where pairs will ask for it. Not of experts, which see some of a window's
+  /// rows and have no pairs.
+  void make_room(const std::vector<model::InputGroup>& groups) {
+    if (!quantized || options.max_memory > 0) return;
+    int64_t width = 0;
+    for (const auto& group : groups) width += group.expert ? 0 : group.width;
+    if (windows.samples * windows.length * width * int64_t{sizeof(float)} > most_kept_inputs) return;
+    for (const auto& group : groups) {
+      plain_inputs.push_back(group.expert ? nullptr
+                                          : std::make_unique<HiddenStates>(windows.samples, windows.length, group.width,
+                                                                           most_kept_inputs, options.spill_at));
+    }
+  }
+
+  /// Rows that a group reads, behind those that it has `seen`.
+  static void copy_rows(MatrixView<const float> input, MatrixView<float> rows, int64_t& seen) {
+    ensure(seen + input.rows <= rows.rows && input.cols == rows.cols, "calibration: inputs of another shape");
+    for (int64_t r = 0; r < input.rows; ++r) std::copy_n(input.row(r), input.cols, rows.row(seen + r));
+    seen += input.rows;
   }
 
   /// Runs one of the models over blocks [first, last] of the present layer, as `part` says; the inputs of `group` that it
@@ -270,10 +304,7 @@ struct Calibration::Impl {
     int64_t seen = 0;
     model::Observer observer;
     observer.linear_input = [&](std::span<const std::string_view> linears, MatrixView<const float> input) {
-      if (linears.front() != group.name()) return;
-      ensure(seen + input.rows <= rows.rows && input.cols == rows.cols, "calibration: inputs of another shape");
-      for (int64_t r = 0; r < input.rows; ++r) std::copy_n(input.row(r), input.cols, rows.row(seen + r));
-      seen += input.rows;
+      if (linears.front() == group.name()) copy_rows(input, rows, seen);
     };
     decoder.run_part(part, of, memory, hidden, &observer);
     ensure(seen == rows.rows, "calibration: inputs of another length");
@@ -285,17 +316,21 @@ struct Calibration::Impl {
     if (gpu != nullptr) return gpu->pair(group, block, paired(packed, changed), keep);
     advance_plain(block);
     advance_quantized(block, packed);
+    const bool kept = !plain_inputs.empty();
     // What the model as it is does behind a block's last group does not wait for what is made of it.
-    const bool goes_on = packed.plan.blocks[block].groups.back().name() == group.name();
+    const bool goes_on = !kept && packed.plan.blocks[block].groups.back().name() == group.name();
     const model::LayerPart part{block, block, end};
+    const model::LayerPart plain_part = goes_on ? model::LayerPart{block, block} : part;
     auto result = quantize::make_input_pair(group.width);
     for (int64_t window = 0; window < windows.samples; ++window) {
       if (own_embeddings) embed_layers(window);
-      const auto plain = quantized->plain_rows.matrix(windows.length, group.width);
+      const auto plain =
+          kept ? plain_inputs[index]->get(window) : quantized->plain_rows.matrix(windows.length, group.width);
       const auto rounded = quantized->rounded_rows.matrix(windows.length, group.width);
-      const auto hidden = goes_on ? states.get(window) : quantized->copy(states.get(window));
-      capture(group, goes_on ? model::LayerPart{block, block} : part, *weights, memories.layer(layer - 1, window),
-              hidden, plain);
+      if (!kept) {
+        const auto hidden = goes_on ? states.get(window) : quantized->copy(states.get(window));
+        capture(group, plain_part, *weights, memories.layer(layer - 1, window), hidden, plain);
+      }
       if (goes_on) states.put(window);
       capture(group, part, packed, quantized->memories.layer(layer - 1, window),
               quantized->copy(quantized->states.get(window)), rounded);
@@ -303,6 +338,7 @@ struct Calibration::Impl {
       check_interrupt();
     }
     if (goes_on) plain_blocks = block + 1;
+    if (kept) plain_inputs[index].reset();
     return result;
   }
 
@@ -388,6 +424,8 @@ struct Calibration::Impl {
   model::WalkMemories memories;
   std::optional<Quantized> quantized;          ///< with pairs
   std::optional<model::LayerWeights> weights;  ///< of the latest layer
+  /// What its groups read in the model as it is, for pairs; empty: not kept.
+  std::vector<std::unique_ptr<HiddenStates>> plain_inputs;
   std::optional<model::LayerEmbeddings> own_embeddings;
   std::optional<kernels::LinearWeight> embeddings;  ///< where layers have some of their own
   model::Floats embedded, layer_embeddings;

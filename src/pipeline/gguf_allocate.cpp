@@ -134,7 +134,8 @@ class Chooser {
       for (const GgmlType wanted : choices_) {
         const GgmlType type = gguf_type_for_rows(wanted, parameter.shape[1]);
         const formats::GgufForm& form = *formats::find_gguf_form(type);
-        const auto input = plan_.calibration->input(problem_.items[item].module, form.block);
+        const auto input =
+            plan_.calibration->input(problem_.items[item].module, form.block, gguf::Order(parameter.shape[1]));
         const bool known = type != GgmlType::q8_0 && input;
         all.push_back({type, quantize::gguf_blocks(loaded.view(), form, known ? &*input : nullptr)});
         progress.advance(1);

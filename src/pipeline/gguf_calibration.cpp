@@ -16,6 +16,20 @@ void check_sources(const CalibratedRequest& source) {
       .hint("--calib FILE, --calib-ids FILE, --chat FILE or --stats FILE");
 }
 
+/// A vector, or a square matrix of so many rows, with what belongs to channels in this order.
+std::vector<float> ordered(std::vector<float> values, int64_t rows, const gguf::Order& order) {
+  const int64_t width = std::ssize(values) / rows;
+  if (order.is_plain(width)) return values;
+  std::vector<float> result(values.size());
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t from = rows == 1 ? 0 : order(row);
+    for (int64_t col = 0; col < width; ++col) {
+      result[static_cast<size_t>(row * width + col)] = values[static_cast<size_t>(from * width + order(col))];
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 GgufCalibration::GgufCalibration(const GgufCalibrationRequest& request, const model::OpenedModel& model,
@@ -44,26 +58,32 @@ GgufCalibration::GgufCalibration(const GgufCalibrationRequest& request, const mo
   }
 }
 
-void GgufCalibration::load(const model::LinearPlace& place) {
+void GgufCalibration::load(const model::LinearPlace& place, const gguf::Order& columns) {
   if (place.layer != layer_) {
     statistics_ = file_->load(place.layer);
     layer_ = place.layer;
     group_.clear();
   }
-  if (place.group.name() == group_) return;
+  const bool reorders = !columns.is_plain(place.group.width);
+  if (place.group.name() == group_ && reorders == reordered_) return;
   const auto groups = model::input_groups(model_.config, layer_);
   const auto found = std::ranges::find(groups, place.group.name(), &model::InputGroup::name);
   const auto& statistics = statistics_[static_cast<size_t>(found - groups.begin())];
   group_ = place.group.name();
-  mean_squares_ = statistics.mean_squares();
+  reordered_ = reorders;
+  mean_squares_ = ordered(statistics.mean_squares(), 1, columns);
   factors_.clear();
-  gram_ = feedback_ ? quantize::mean_gram(statistics) : std::vector<float>{};
+  gram_.clear();
+  if (!feedback_) return;
+  // Of a symmetric matrix rows take the order as columns do.
+  gram_ = ordered(quantize::mean_gram(statistics), place.group.width, columns);
 }
 
-std::optional<quantize::CalibratedInput> GgufCalibration::input(std::string_view module, int64_t block) {
+std::optional<quantize::CalibratedInput> GgufCalibration::input(std::string_view module, int64_t block,
+                                                                const gguf::Order& columns) {
   const auto place = model::find_linear(model_.config, module);
   if (!place) return std::nullopt;
-  load(*place);
+  load(*place, columns);
   quantize::CalibratedInput result{.mean_squares = mean_squares_};
   if (!feedback_) return result;
   const int64_t k = place->group.width;

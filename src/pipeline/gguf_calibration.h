@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "gguf/tensor_map.h"
 #include "io/partial.h"
 #include "model/opened.h"
 #include "pipeline/calibrated_model.h"
@@ -33,14 +34,14 @@ class GgufCalibration {
   GgufCalibration(const GgufCalibrationRequest& request, const model::OpenedModel& model,
                   const std::filesystem::path& output);
 
-  /// Of a linear by its module path, for blocks of so many weights. Valid until the next call; nothing for what is no
-  /// linear of a layer.
-  std::optional<quantize::CalibratedInput> input(std::string_view module, int64_t block);
+  /// Of a linear by its module path, for blocks of so many weights, whose columns stand in this order. Valid until the
+  /// next call; nothing for what is no linear of a layer.
+  std::optional<quantize::CalibratedInput> input(std::string_view module, int64_t block, const gguf::Order& columns);
   const StatisticsFile& file() const noexcept { return *file_; }
   const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:
-  void load(const model::LinearPlace& place);
+  void load(const model::LinearPlace& place, const gguf::Order& columns);
 
   const model::OpenedModel& model_;
   bool feedback_;
@@ -50,7 +51,8 @@ class GgufCalibration {
   std::vector<std::string> notes_;
   int64_t layer_ = -1;
   LayerStatistics statistics_;
-  std::string group_;  // whose inputs these are:
+  std::string group_;  // whose inputs these are, and whether in another order than the model's:
+  bool reordered_ = false;
   std::vector<float> mean_squares_, gram_;
   std::map<int64_t, quantize::ErrorFactor> factors_;  // by block
 };

@@ -1,7 +1,10 @@
 #include "pipeline/gguf_export.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
+#include <optional>
+#include <vector>
 
 #include "checkpoint/digests.h"
 #include "core/convert.h"
@@ -11,7 +14,7 @@
 #include "formats/gguf_blocks.h"
 #include "formats/scheme_registry.h"
 #include "gguf/config.h"
-#include "gguf/rotary_rows.h"
+#include "gguf/tensor_map.h"
 #include "io/gguf_writer.h"
 #include "io/output.h"
 #include "io/system.h"
@@ -24,8 +27,8 @@ namespace {
 
 /// "blk.0.ffn_up_exps.3.weight": of a part, with its number.
 std::string shown_name(const ExportedTensor& tensor) {
-  if (!tensor.is_part()) return tensor.name;
-  return concat(model::module_path(tensor.name), ".", tensor.parameter.gguf_part, ".weight");
+  if (!tensor.is_part()) return tensor.name();
+  return concat(model::module_path(tensor.name()), ".", tensor.file.part, ".weight");
 }
 
 ConversionReport make_report(const ExportPlan& plan) {
@@ -37,9 +40,9 @@ ConversionReport make_report(const ExportPlan& plan) {
     report.tensors.push_back({shown_name(tensor),
                               from,
                               std::string(ggml_type_name(tensor.type)),
-                              tensor.parameter.shape,
+                              tensor.file.shape,
                               stored_bytes(plan, tensor),
-                              gguf_bytes(tensor.type, tensor.parameter.shape),
+                              gguf_bytes(tensor.type, tensor.file.shape),
                               {}});
   }
   report.notes = plan.notes;
@@ -55,85 +58,113 @@ RowSink sink_of(GgmlType type, int64_t k) {
       [type](std::span<const std::byte> bytes, std::span<float> values) { formats::gguf_decode(type, bytes, values); }};
 }
 
-/// The row of the checkpoint that stands at a row of the GGUF file.
-using RowOrder = std::function<int64_t(int64_t row)>;
+/// Reads rows of a matrix in the order of the file, as it has them. `read`: a row of the matrix, all of it.
+RowSource ordered_rows(const gguf::FilePart& file, int64_t k,
+                       std::function<void(int64_t row, std::span<float> values)> read) {
+  RowSource source{file.rows.size(), file.columns.size(), {}, {}};
+  const bool all = file.columns.is_plain(k);
+  source.read = [file, k, all, read = std::move(read)](int64_t row, std::span<float> values) {
+    std::vector<float> whole(all ? 0 : static_cast<size_t>(k));
+    read(file.rows(row), all ? values : std::span<float>(whole));
+    for (size_t i = 0; i < values.size() && !all; ++i) {
+      values[i] = whole[static_cast<size_t>(file.columns(static_cast<int64_t>(i)))];
+    }
+    if (!file.changes_values()) return;
+    for (float& value : values) value = file.to_file(value);
+  };
+  return source;
+}
 
-RowSource plain_rows(const TensorView& view, int64_t rows, int64_t k, GgmlType type, const RowOrder& order) {
+RowSource plain_rows(const TensorView& view, const gguf::FilePart& file, int64_t k, GgmlType type) {
   const auto row_bytes = static_cast<size_t>(k * dtype_bits(view.dtype) / 8);
-  const auto bytes_of_row = [view, order, row_bytes](int64_t row) {
-    return view.bytes.subspan(static_cast<size_t>(order(row)) * row_bytes, row_bytes);
+  const auto bytes_of_row = [view, row_bytes](int64_t row) {
+    return view.bytes.subspan(static_cast<size_t>(row) * row_bytes, row_bytes);
   };
-  RowSource source{rows, k, {}, {}};
-  if (ggml_type_name(type) == dtype_name(view.dtype)) {
-    source.copy = [bytes_of_row](int64_t row, std::span<std::byte> out) {
-      std::ranges::copy(bytes_of_row(row), out.begin());
+  const bool same = ggml_type_name(type) == dtype_name(view.dtype) && file.columns.is_plain(k);
+  if (same && !file.changes_values()) {
+    RowSource source{file.rows.size(), k, {}, {}};
+    source.copy = [file, bytes_of_row](int64_t row, std::span<std::byte> out) {
+      std::ranges::copy(bytes_of_row(file.rows(row)), out.begin());
     };
-  } else {
-    source.read = [bytes_of_row, view](int64_t row, std::span<float> values) {
-      widen(bytes_of_row(row), view.dtype, values);
-    };
+    return source;
   }
-  return source;
+  return ordered_rows(file, k, [view, bytes_of_row](int64_t row, std::span<float> values) {
+    widen(bytes_of_row(row), view.dtype, values);
+  });
 }
 
-/// A vector with `offset` added to each value.
-RowSource added(const TensorView& vector, RowSource plain, float offset) {
-  plain.copy = {};
-  plain.read = [vector, offset](int64_t, std::span<float> values) {
-    widen(vector.bytes, vector.dtype, values);
-    for (float& value : values) value += offset;
-  };
-  return plain;
+/// Blocks of a row in another order.
+void order_blocks(const gguf::Order& order, size_t block_bytes, std::span<std::byte> row) {
+  const std::vector<std::byte> from(row.begin(), row.end());
+  for (int64_t i = 0; i < order.size(); ++i) {
+    std::copy_n(from.data() + static_cast<size_t>(order(i)) * block_bytes, block_bytes,
+                row.data() + static_cast<size_t>(i) * block_bytes);
+  }
 }
 
-RowSource packed_rows(const formats::PackedLinear& linear, const ExportedTensor& tensor, const RowOrder& order) {
+RowSource packed_rows(const formats::PackedLinear& linear, const ExportedTensor& tensor) {
   const auto& first = linear.passes.front();
-  RowSource source{first.n, first.k, {}, {}};
-  source.read = [&linear, order](int64_t row, std::span<float> values) {
-    formats::decode_linear_row(linear, order(row), values);
+  const gguf::FilePart& file = tensor.file;
+  RowSource source = ordered_rows(file, first.k, [&linear](int64_t row, std::span<float> values) {
+    formats::decode_linear_row(linear, row, values);
+  });
+  if (!tensor.keeps_codes) return source;
+  const auto& type = describe(tensor.type);
+  const auto order = file.columns.is_plain(first.k) ? std::nullopt : file.columns.blocks(type.block);
+  source.copy = [&first, file, order, &type, ggml = tensor.type](int64_t row, std::span<std::byte> blocks) {
+    pack_gguf_row(first, file.rows(row), ggml, blocks);
+    if (order) order_blocks(*order, static_cast<size_t>(type.block_bytes), blocks);
   };
-  if (tensor.keeps_codes) {
-    source.copy = [&first, order, type = tensor.type](int64_t row, std::span<std::byte> blocks) {
-      pack_gguf_row(first, order(row), type, blocks);
-    };
-  }
   return source;
 }
 
-/// Rows that were rounded together, in the order of the checkpoint.
-RowSource block_rows(const Buffer& blocks, RowSource plain, const RowOrder& order) {
-  const size_t row_bytes = blocks.size() / static_cast<size_t>(plain.rows);
-  plain.copy = [&blocks, order, row_bytes](int64_t row, std::span<std::byte> out) {
-    std::ranges::copy(blocks.bytes().subspan(static_cast<size_t>(order(row)) * row_bytes, row_bytes), out.begin());
-  };
-  return plain;
+/// What of a tensor stands in the file, as it stands there, in the type that it has.
+Buffer gathered(const TensorView& view, const ExportedTensor& tensor) {
+  const auto [n, k] = gguf::matrix_size(view.shape);
+  const gguf::FilePart& file = tensor.file;
+  const auto width = static_cast<size_t>(dtype_bits(view.dtype) / 8);
+  const auto rows = static_cast<size_t>(file.rows.size()), columns = static_cast<size_t>(file.columns.size());
+  Buffer result(rows * columns * width);
+  for (size_t row = 0; row < rows; ++row) {
+    const auto from = static_cast<size_t>(file.rows(static_cast<int64_t>(row)) * k);
+    for (size_t col = 0; col < columns; ++col) {
+      const size_t at = from + static_cast<size_t>(file.columns(static_cast<int64_t>(col)));
+      std::memcpy(result.data() + (row * columns + col) * width, view.bytes.data() + at * width, width);
+    }
+  }
+  return result;
+}
+
+/// Blocks of searched scales.
+Buffer searched_blocks(const TensorView& whole, const ExportedTensor& tensor, GgufCalibration* calibration) {
+  std::optional<quantize::CalibratedInput> input;
+  if (calibration != nullptr) {
+    input = calibration->input(model::module_path(tensor.parameter.name), tensor.form->block, tensor.file.columns);
+  }
+  if (tensor.is_plain()) return quantize::gguf_blocks(whole, *tensor.form, input ? &*input : nullptr);
+  const Buffer values = gathered(whole, tensor);
+  const TensorView view{whole.name, whole.dtype, {tensor.file.rows.size(), tensor.file.columns.size()}, values.bytes()};
+  return quantize::gguf_blocks(view, *tensor.form, input ? &*input : nullptr);
 }
 
 ConversionError write_tensor(const ExportPlan& plan, const ExportedTensor& tensor, GgufCalibration* calibration,
                              io::GgufWriter& writer) {
-  const auto write = [&](std::span<const std::byte> chunk) { writer.append(tensor.name, chunk); };
-  const RowOrder order = [rotary = tensor.rotary, head_dim = plan.model.config.head_dim](int64_t row) {
-    return rotary ? gguf::rotary_row_from_gguf(row, head_dim) : row;
-  };
+  const auto write = [&](std::span<const std::byte> chunk) { writer.append(tensor.name(), chunk); };
   const std::string& name = tensor.parameter.name;
+  const RowSink sink = sink_of(tensor.type, tensor.file.columns.size());
   if (tensor.packed != nullptr) {
     const auto linear = checkpoint::load_canonical(plan.model.folder.tensors, *tensor.packed);
-    return convert_rows(name, packed_rows(linear, tensor, order), sink_of(tensor.type, tensor.packed->k), write);
+    return convert_rows(name, packed_rows(linear, tensor), sink, write);
   }
-  const Shape& shape = tensor.parameter.shape;
-  // A vector whose elements change places is a matrix of one column.
-  const int64_t k = shape.size() == 1 && tensor.rotary ? 1 : shape.back(), rows = element_count(shape) / k;
   const auto loaded = plan.model.folder.tensors.load(name);
-  RowSource source = plain_rows(loaded.view(), rows, k, tensor.type, order);
-  if (tensor.parameter.gguf_offset != 0) source = added(loaded.view(), std::move(source), tensor.parameter.gguf_offset);
-  Buffer blocks;
-  if (tensor.form != nullptr) {
-    std::optional<quantize::CalibratedInput> input;
-    if (calibration != nullptr) input = calibration->input(model::module_path(name), tensor.form->block);
-    blocks = quantize::gguf_blocks(loaded.view(), *tensor.form, input ? &*input : nullptr);
-    source = block_rows(blocks, std::move(source), order);
-  }
-  return convert_rows(name, source, sink_of(tensor.type, k), write);
+  RowSource source =
+      plain_rows(loaded.view(), tensor.file, gguf::matrix_size(tensor.parameter.shape).columns, tensor.type);
+  if (tensor.form == nullptr) return convert_rows(name, source, sink, write);
+  const Buffer blocks = searched_blocks(loaded.view(), tensor, calibration);
+  source.copy = [&blocks, bytes = static_cast<size_t>(sink.row_bytes)](int64_t row, std::span<std::byte> out) {
+    std::ranges::copy(blocks.bytes().subspan(static_cast<size_t>(row) * bytes, bytes), out.begin());
+  };
+  return convert_rows(name, source, sink, write);
 }
 
 /// The digests stand in a file beside, since what readers take as metadata is not theirs. Written before and renamed
@@ -173,7 +204,7 @@ ConversionReport export_gguf(const GgufExportRequest& request) {
     report.tensors[i].error = write_tensor(plan, plan.tensors[i], plan.calibration.get(), writer);
     progress.advance(report.tensors[i].bytes_before);
   }
-  if (!plan.rope_factors.empty()) writer.append(gguf::rope_factors_tensor, bytes_of(plan.rope_factors));
+  for (const auto& [name, values] : plan.rope_factors) writer.append(name, bytes_of(values));
   commit(writer, plan, request.output);
   if (plan.calibration != nullptr) {
     const auto& notes = plan.calibration->notes();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "model/architecture.h"
 #include "pipeline/gguf_allocate.h"
 #include "pipeline/gguf_packed.h"
+#include "pipeline/mxfp4_import.h"
 #include "tokenizer/tokenizer.h"
 
 namespace w4q::pipeline {
@@ -44,7 +46,7 @@ uint32_t kind_of_file(GgmlType type) {
 /// By the type of most bytes.
 uint32_t mixed_file_type(const std::vector<ExportedTensor>& tensors) {
   std::map<GgmlType, int64_t> bytes;
-  for (const auto& tensor : tensors) bytes[tensor.type] += gguf_bytes(tensor.type, tensor.parameter.shape);
+  for (const auto& tensor : tensors) bytes[tensor.type] += gguf_bytes(tensor.type, tensor.file.shape);
   return kind_of_file(std::ranges::max_element(bytes, {}, [](const auto& entry) { return entry.second; })->first);
 }
 
@@ -58,41 +60,48 @@ GgmlType plain_type(DType dtype) {
   return dtype == DType::f32 ? GgmlType::f32 : dtype == DType::f16 ? GgmlType::f16 : GgmlType::bf16;
 }
 
-/// The block type that says the same as an integer scheme, if there is one.
+/// The block type that says the same as a scheme, if there is one.
 std::optional<GgmlType> lossless_type(const checkpoint::PackedLinearInfo& packed) {
   if (packed.passes.size() != 1 || packed.input_scale || packed.k % 32 != 0) return std::nullopt;
   if (!packed.passes.front().rotation.identity()) return std::nullopt;
   return gguf_of_scheme(packed.passes.front().scheme);
 }
 
+/// Whether columns stand as they do, or in another order of whole blocks.
+bool keeps_blocks(const ExportedTensor& tensor, int64_t k) {
+  return tensor.file.columns.is_plain(k) || tensor.file.columns.blocks(describe(tensor.type).block).has_value();
+}
+
 /// Chooses the type of a packed linear. Quantizing what was quantized before would only add errors.
 void choose_packed(const checkpoint::PackedLinearInfo& packed, const GgufTarget& target, ExportedTensor& tensor) {
   const auto same = lossless_type(packed);
-  if (same && (target.quantizes || target.lossless)) {
-    tensor.type = *same;
-    tensor.keeps_codes = true;
-    return;
-  }
+  if (same) tensor.type = *same;
+  tensor.keeps_codes = same && (target.quantizes || target.lossless) && keeps_blocks(tensor, packed.k);
+  if (tensor.keeps_codes) return;
   if (target.quantizes || target.lossless) {
     throw Error(ErrorCode::unsupported,
                 concat(printable(packed.name), ": ", formats::to_string(packed.passes.front().scheme),
                        packed.input_scale ? " with an input scale" : "", " has no equal in GGUF"))
-        .detail("int4-g32-f16 is Q4_0 and int8-g32-f16 is Q8_0, without loss")
+        .detail("int4-g32-f16 is Q4_0, int8-g32-f16 is Q8_0 and mxfp4 is MXFP4, without loss")
         .hint("--to gguf-f16 writes the decoded weights; or start from the 16-bit checkpoint");
   }
   tensor.type = target.linear;
 }
 
-/// What routes is small, and readers multiply by it as it is.
-bool stays_plain(const model::Parameter& parameter) { return parameter.linear && !parameter.left.empty(); }
+/// What routes is small, and readers multiply by it as it is; what is no matrix of a linear, they add.
+bool stays_plain(const model::Parameter& parameter) {
+  if (parameter.linear && parameter.gguf.starts_with("per_layer_token_embd")) return false;
+  return !parameter.linear || !parameter.left.empty();
+}
 
-GgmlType choose_plain(const model::Parameter& parameter, const io::TensorInfo& info, const GgufTarget& target,
+GgmlType choose_plain(const ExportedTensor& tensor, const io::TensorInfo& info, const GgufTarget& target,
                       const GgufPlace& place, std::vector<std::string>& notes) {
+  const model::Parameter& parameter = tensor.parameter;
   if (parameter.shape.size() == 1 || stays_plain(parameter)) return GgmlType::f32;
   if (target.lossless) return plain_type(info.dtype);
   const GgmlType type = gguf_type(target, place), taken = gguf_type_for_rows(type, parameter.shape[1]);
-  if (taken != type && parameter.gguf_part <= 0) {
-    notes.push_back(concat(parameter.gguf_part < 0 ? parameter.name : parameter.gguf, ": rows of ", parameter.shape[1],
+  if (taken != type && tensor.file.part <= 0) {
+    notes.push_back(concat(tensor.file.part < 0 ? parameter.name : tensor.file.name, ": rows of ", parameter.shape[1],
                            " are no whole blocks of ", ggml_type_name(type), ", so it is ", ggml_type_name(taken)));
   }
   return taken;
@@ -129,7 +138,7 @@ void check_name(const model::Parameter& parameter, const model::ModelConfig& con
 void check_parts(const std::vector<ExportedTensor>& tensors) {
   for (size_t i = 1; i < tensors.size(); ++i) {
     const ExportedTensor &one = tensors[i - 1], &other = tensors[i];
-    if (one.name != other.name || one.type == other.type) continue;
+    if (one.name() != other.name() || one.type == other.type) continue;
     throw Error(ErrorCode::unsupported, concat(printable(other.parameter.name), ": ", ggml_type_name(other.type),
                                                " beside ", ggml_type_name(one.type), " of the expert before"))
         .detail("GGUF has one type for all experts of a layer")
@@ -137,28 +146,29 @@ void check_parts(const std::vector<ExportedTensor>& tensors) {
   }
 }
 
+void choose_type(ExportPlan& plan, const GgufTarget& target, bool calibrated, ExportedTensor& tensor) {
+  const model::Parameter& parameter = tensor.parameter;
+  if (tensor.packed != nullptr) return choose_packed(*tensor.packed, target, tensor);
+  const GgufPlace place = gguf_place(plan.model.config, parameter, tensor.file.name, calibrated);
+  tensor.type = choose_plain(tensor, plan.model.folder.tensors.at(parameter.name), target, place, plan.notes);
+  tensor.form = searched_form(tensor.type, place.calibrated);
+}
+
 std::vector<ExportedTensor> choose_types(ExportPlan& plan, const GgufTarget& target, bool calibrated) {
   std::vector<ExportedTensor> tensors;
-  const bool permuted = plan.model.config.architecture->gguf_rotary_pairs;
-  for (auto& parameter : model::parameters(plan.model.config)) {
-    ExportedTensor tensor;
+  for (const auto& parameter : model::parameters(plan.model.config)) {
     check_name(parameter, plan.model.config);
-    tensor.name = parameter.gguf;
-    tensor.rotary = permuted && parameter.rotary_rows;
-    tensor.packed =
+    const checkpoint::PackedLinearInfo* const packed =
         parameter.linear ? plan.model.folder.quantization.find(model::module_path(parameter.name)) : nullptr;
-    if (tensor.packed != nullptr) {
-      check_shape(parameter, {tensor.packed->n, tensor.packed->k});
-      choose_packed(*tensor.packed, target, tensor);
+    if (packed != nullptr) {
+      check_shape(parameter, {packed->n, packed->k});
     } else {
-      const auto& info = plan.model.folder.tensors.at(parameter.name);
-      check_parameter(info, parameter);
-      const GgufPlace place = gguf_place(plan.model.config, parameter, calibrated);
-      tensor.type = choose_plain(parameter, info, target, place, plan.notes);
-      tensor.form = searched_form(tensor.type, place.calibrated);
+      check_parameter(plan.model.folder.tensors.at(parameter.name), parameter);
     }
-    tensor.parameter = std::move(parameter);
-    tensors.push_back(std::move(tensor));
+    for (auto& file : gguf::file_parts(plan.model.config, parameter)) {
+      tensors.push_back({.parameter = parameter, .file = std::move(file), .packed = packed});
+      choose_type(plan, target, calibrated, tensors.back());
+    }
   }
   gather_parts(tensors, &ExportedTensor::name);
   check_parts(tensors);
@@ -250,12 +260,23 @@ void choose_size(const GgufExportRequest& request, ExportPlan& plan) {
   }
 }
 
+/// MXFP4 keeps its codes but where everything is rounded anew.
+model::OpenedModel open_source(const GgufExportRequest& request) {
+  if (request.calibration || request.bytes > 0 || !is_mxfp4(request.input)) return model::open_model(request.input);
+  return model::open_model(checkpoint::open_folder(request.input, true, checkpoint::FloatForm::packed));
+}
+
 }  // namespace
+
+bool ExportedTensor::is_plain() const noexcept {
+  const auto [rows, columns] = gguf::matrix_size(parameter.shape);
+  return file.rows.is_plain(rows) && file.columns.is_plain(columns) && !file.changes_values();
+}
 
 std::unique_ptr<ExportPlan> plan_export(const GgufExportRequest& request) {
   GgufTarget target = gguf_target(request.to);
   if (request.bytes > 0) target = sized_target();
-  auto made = std::make_unique<ExportPlan>(model::open_model(request.input));
+  auto made = std::make_unique<ExportPlan>(open_source(request));
   ExportPlan& plan = *made;
   model::require_decoder(plan.model.config, "a GGUF file");
   if (plan.model.config.architecture->gguf.empty()) {
@@ -278,26 +299,27 @@ std::unique_ptr<ExportPlan> plan_export(const GgufExportRequest& request) {
 std::vector<io::PlannedGgufTensor> planned_tensors(const ExportPlan& plan) {
   std::vector<io::PlannedGgufTensor> result;
   for (const auto& tensor : plan.tensors) {
-    const Shape& shape = tensor.parameter.shape;
+    const Shape& shape = tensor.file.shape;
     if (!tensor.is_part()) {
-      result.push_back({tensor.name, tensor.type, shape});
-    } else if (!result.empty() && result.back().name == tensor.name) {
+      result.push_back({tensor.name(), tensor.type, shape});
+    } else if (!result.empty() && result.back().name == tensor.name()) {
       ++result.back().shape[0];
     } else {
-      result.push_back({tensor.name, tensor.type, {1, shape[0], shape[1]}});
+      result.push_back({tensor.name(), tensor.type, {1, shape[0], shape[1]}});
     }
   }
-  if (!plan.rope_factors.empty()) result.push_back(rope_factors_plan(plan));
+  for (const auto& [name, values] : plan.rope_factors) {
+    result.push_back({std::string(name), GgmlType::f32, {std::ssize(values)}});
+  }
   return result;
 }
 
-io::PlannedGgufTensor rope_factors_plan(const ExportPlan& plan) {
-  return {std::string(gguf::rope_factors_tensor), GgmlType::f32, {static_cast<int64_t>(plan.rope_factors.size())}};
-}
-
 int64_t stored_bytes(const ExportPlan& plan, const ExportedTensor& tensor) {
-  if (tensor.packed == nullptr) return static_cast<int64_t>(plan.model.folder.tensors.at(tensor.parameter.name).size());
-  return checkpoint::stored_bytes(*tensor.packed);
+  const auto& tensors = plan.model.folder.tensors;
+  const auto all = tensor.packed == nullptr ? static_cast<int64_t>(tensors.at(tensor.parameter.name).size())
+                                            : checkpoint::stored_bytes(*tensor.packed);
+  const auto count = [](const Shape& shape) { return static_cast<double>(element_count(shape)); };
+  return std::llround(static_cast<double>(all) * (count(tensor.file.shape) / count(tensor.parameter.shape)));
 }
 
 int64_t gguf_bytes(GgmlType type, const Shape& shape) {

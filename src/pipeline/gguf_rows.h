@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/views.h"
@@ -73,10 +74,10 @@ io::Json to_json(const ConversionReport& report);
 
 /// Parts of one tensor of a GGUF file, as `whole` tells them, follow each other in the place of the first.
 template <class Part, class Whole>
-void gather_parts(std::vector<Part>& parts, Whole Part::*whole) {
-  std::map<Whole, size_t> places;
-  for (const Part& part : parts) places.try_emplace(part.*whole, places.size());
-  std::ranges::stable_sort(parts, {}, [&](const Part& part) { return places.at(part.*whole); });
+void gather_parts(std::vector<Part>& parts, Whole whole) {
+  std::map<std::decay_t<std::invoke_result_t<Whole, const Part&>>, size_t> places;
+  for (const Part& part : parts) places.try_emplace(std::invoke(whole, part), places.size());
+  std::ranges::stable_sort(parts, {}, [&](const Part& part) { return places.at(std::invoke(whole, part)); });
 }
 
 }  // namespace w4q::pipeline

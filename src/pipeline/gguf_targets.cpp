@@ -91,11 +91,13 @@ struct MixRule {
 
 using enum GgufRole;
 
-constexpr std::array<MixRule, 22> rules{{
+constexpr std::array<MixRule, 26> rules{{
     {"gguf-q5_k_m", value, Layers::ends, q6_k},
     {"gguf-q5_k_m", down, Layers::ends, q6_k},
+    {"gguf-q5_k_m", query_key_value, Layers::all, q6_k},
     {"gguf-q4_k_m", value, Layers::ends, q6_k},
     {"gguf-q4_k_m", down, Layers::ends, q6_k},
+    {"gguf-q4_k_m", query_key_value, Layers::all, q5_k},
     {"gguf-q4_k_s", value, Layers::first_four, q5_k},
     {"gguf-q4_k_s", down, Layers::first_eighth, q5_k},
     {"gguf-iq4_nl", value, Layers::all, q5_k, Only::shared_values},
@@ -105,11 +107,13 @@ constexpr std::array<MixRule, 22> rules{{
     {"gguf-q3_k_l", value, Layers::all, q5_k},
     {"gguf-q3_k_l", down, Layers::all, q5_k},
     {"gguf-q3_k_l", output, Layers::all, q5_k},
+    {"gguf-q3_k_l", query_key_value, Layers::all, q4_k},
     {"gguf-q3_k_m", value, Layers::first_two, q5_k},
     {"gguf-q3_k_m", value, Layers::all, q4_k},
     {"gguf-q3_k_m", down, Layers::first_sixteenth, q5_k},
     {"gguf-q3_k_m", down, Layers::all, q4_k},
     {"gguf-q3_k_m", output, Layers::all, q4_k},
+    {"gguf-q3_k_m", query_key_value, Layers::all, q4_k},
     {"gguf-q2_k", value, Layers::all, q4_k, Only::shared_values},
     {"gguf-q2_k", value, Layers::all, q3_k},
     {"gguf-q2_k", down, Layers::all, q3_k},
@@ -142,14 +146,21 @@ GgufRole role_of(model::Role role) {
 
 }  // namespace
 
-GgufPlace gguf_place(const model::ModelConfig& config, const model::Parameter& parameter, bool calibrated) {
+GgufPlace gguf_place(const model::ModelConfig& config, const model::Parameter& parameter, std::string_view name,
+                     bool calibrated) {
   const std::string_view module = model::module_path(parameter.name);
   GgufPlace result{.layers = config.layers, .tied = config.tied_embeddings, .calibrated = calibrated};
   if (model::is_embedding(module) || model::is_head(module)) {
     result.role = model::is_head(module) ? head : embeddings;
     result.calibrated = false;
+  } else if (name.starts_with("per_layer_token_embd")) {
+    result.role = embeddings;
+    result.tied = result.calibrated = false;
   } else if (const auto place = model::find_linear(config, module)) {
-    result.role = role_of(place->linear.role);
+    // What a reader's mixes know of delta nets: one name.
+    result.role = name.find(".attn_qkv.") != std::string_view::npos               ? query_key_value
+                  : place->linear.name.find(".linear_attn.") != std::string::npos ? up
+                                                                                  : role_of(place->linear.role);
     result.layer = place->layer;
     result.heads_per_value = config.heads / std::max<int64_t>(1, config.kv_heads);
   }

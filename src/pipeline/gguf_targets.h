@@ -14,7 +14,7 @@
 namespace w4q::pipeline {
 
 /// Where a matrix stands.
-enum class GgufRole { embeddings, head, query, key, value, output, gate, up, down };
+enum class GgufRole { embeddings, head, query, key, value, query_key_value, output, gate, up, down };
 
 struct GgufPlace {
   GgufRole role = GgufRole::query;
@@ -23,7 +23,9 @@ struct GgufPlace {
   bool tied = false;            ///< embeddings: they are the head too
   bool calibrated = false;      ///< it is rounded with what calibration knows
 };
-GgufPlace gguf_place(const model::ModelConfig& config, const model::Parameter& parameter, bool calibrated);
+/// `name`: of the tensor in the file.
+GgufPlace gguf_place(const model::ModelConfig& config, const model::Parameter& parameter, std::string_view name,
+                     bool calibrated);
 
 /// A row of the table.
 struct GgufTarget {

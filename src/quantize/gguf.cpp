@@ -85,7 +85,8 @@ class Blocks {
         row_bytes_(static_cast<size_t>(k / form.block) * block_bytes_),
         bytes_(static_cast<size_t>(n) * row_bytes_) {}
 
-  void store(int64_t row, int64_t block, const formats::GgufScales& scales, std::span<const uint8_t> levels) {
+  void store(int64_t row, int64_t block, formats::GgufScales scales, std::span<uint8_t> levels) {
+    settle_gguf_block(form_, scales, levels);
     const size_t at = static_cast<size_t>(row) * row_bytes_ + static_cast<size_t>(block) * block_bytes_;
     formats::store_gguf_block(form_, scales, levels, bytes_.bytes().subspan(at, block_bytes_));
   }

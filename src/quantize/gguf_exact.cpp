@@ -163,7 +163,7 @@ class Solver {
     return true;
   }
 
-  /// The least step that fits, the positive one of two where no zero tells: levels that fill their range.
+  /// The least step of the sign that zeros have, else a positive one, that fits: levels that fill their range.
   bool solve_part(size_t j) {
     const Part& part = parts_[j];
     const auto levels = levels_of(j);
@@ -173,10 +173,9 @@ class Solver {
       return true;
     }
     const Whole most = part.step / unit_;
-    for (Whole scale = std::max<Whole>(1, most / 128); scale <= most; ++scale) {
-      if (most % scale != 0) continue;
-      for (const int sign : part.negative ? std::array{-1, 1} : std::array{1, -1}) {
-        if (!fits(part, sign * scale * unit_, levels)) continue;
+    for (const int sign : part.negative ? std::array{-1, 1} : std::array{1, -1}) {
+      for (Whole scale = std::max<Whole>(1, most / 128); scale <= most; ++scale) {
+        if (most % scale != 0 || !fits(part, sign * scale * unit_, levels)) continue;
         result.scales.scales[j] = static_cast<int16_t>(std::min<Whole>(scale, 1 << 12) * sign);
         return true;
       }
@@ -329,6 +328,44 @@ bool decodes_to(const GgufForm& form, const ExactBlock& block, std::span<const f
   return true;
 }
 
+/// Whether a part may say its values under another step, a positive one that is usual, a multiple or a share of its own.
+bool may_turn(const GgufForm& form, float step, int scale, std::span<const uint8_t> levels) {
+  if (!form.table.empty()) {
+    // No level is another's negative, and few have one's multiples.
+    constexpr int most_alike = 3;
+    return std::popcount(std::accumulate(levels.begin(), levels.end(), 0u, [](uint32_t seen, uint8_t level) {
+             return seen | 1u << level;
+           })) <= most_alike;
+  }
+  int divisor = 0, low = 0, high = 0;
+  bool turns = true;
+  for (const uint8_t index : levels) {
+    const int level = form.lowest_level + index;
+    turns = turns && index != 0 && level != 0;
+    divisor = divisor == 1 ? 1 : std::gcd(divisor, level);
+    low = std::min(low, level), high = std::max(high, level);
+  }
+  const bool shares = 2 * low >= form.lowest_level && 2 * high <= form.highest_level && std::abs(scale) > 1;
+  return (turns && step < 0) || divisor != 1 || shares;
+}
+
+/// Whether a block with signed scales may say its values in several ways, or not in the usual one. Told from few levels
+/// of most blocks.
+bool may_settle(const GgufForm& form, const formats::GgufScales& scales, std::span<const uint8_t> levels) {
+  const auto part = static_cast<size_t>(form.part), parts = static_cast<size_t>(form.parts());
+  int divisor = 0, extreme = 0;
+  for (size_t j = 0; j < parts; ++j) {
+    divisor = std::gcd(divisor, int{scales.scales[j]});
+    if (std::abs(scales.scales[j]) > std::abs(extreme)) extreme = scales.scales[j];
+  }
+  if (divisor != 1 || extreme > 0 || 2 * -extreme <= -form.lowest_scale) return true;
+  for (size_t j = 0; j < parts; ++j) {
+    const float step = scales.d * static_cast<float>(scales.scales[j]);
+    if (may_turn(form, step, scales.scales[j], levels.subspan(j * part, part))) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 bool may_be_exact(const GgufForm& form, std::span<const float> first_part) {
@@ -345,6 +382,22 @@ std::optional<formats::GgufScales> exact_gguf_scales(const GgufForm& form, std::
   Solver solver(form, values, *whole);
   if (!solver.solve() || !decodes_to(form, solver.result, values)) return std::nullopt;
   return solver.result.scales;
+}
+
+void settle_gguf_block(const GgufForm& form, formats::GgufScales& scales, std::span<uint8_t> levels) {
+  if (!form.nests() || form.lowest_scale >= 0 || !may_settle(form, scales, levels)) return;
+  std::array<float, formats::widest_gguf_block> values{};
+  for (size_t i = 0; i < levels.size(); ++i) {
+    const float step = scales.d * static_cast<float>(scales.scales[i / static_cast<size_t>(form.part)]);
+    values[i] = step * form.level(levels[i]);
+  }
+  const auto said = std::span<const float>(values).first(levels.size());
+  const auto whole = whole_values(said);
+  if (!whole) return;
+  Solver solver(form, said, *whole);
+  if (!solver.solve() || !decodes_to(form, solver.result, said)) return;
+  scales = solver.result.scales;
+  std::ranges::copy(std::span(solver.result.levels).first(levels.size()), levels.begin());
 }
 
 }  // namespace w4q::quantize

@@ -18,4 +18,8 @@ bool may_be_exact(const formats::GgufForm& form, std::span<const float> first_pa
 /// scales have signs. For types whose scales nest.
 std::optional<formats::GgufScales> exact_gguf_scales(const formats::GgufForm& form, std::span<const float> values);
 
+/// Of a block with signed scales that says its values in one of several ways, the way that exact_gguf_scales() would:
+/// what a reader of its values would write. Others stay as they are. No value changes but the sign of zeros.
+void settle_gguf_block(const formats::GgufForm& form, formats::GgufScales& scales, std::span<uint8_t> levels);
+
 }  // namespace w4q::quantize

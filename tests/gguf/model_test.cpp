@@ -4,6 +4,7 @@
 #include "gguf/config.h"
 #include "gguf/rope.h"
 #include "gguf/rotary_rows.h"
+#include "gguf/tensor_map.h"
 #include "io/gguf_writer.h"
 #include "model/architecture.h"
 #include "model/model.h"
@@ -50,7 +51,74 @@ TEST(GgufNames, EveryFamilyThatIsWrittenHasThemAll) {
       EXPECT_TRUE(seen.emplace(parameter.gguf, parameter.gguf_part).second) << row->model_type << " " << parameter.gguf;
     }
   }
-  EXPECT_EQ(written, 18u);
+  EXPECT_EQ(written, 24u);
+}
+
+/// Each value of a parameter stands in one place of one tensor, and no two tensors have one name.
+TEST(GgufNames, TensorsOfAFileHoldParametersWhole) {
+  for (const auto* row : model::architectures()) {
+    if (row->gguf.empty()) continue;
+    const auto config = model::parse_config(test::small_config(*row), "config.json");
+    std::set<std::pair<std::string, int64_t>> seen;
+    for (const auto& parameter : model::parameters(config)) {
+      SCOPED_TRACE(concat(row->model_type, " ", parameter.name));
+      const auto [rows, columns] = matrix_size(parameter.shape);
+      std::vector<int> held(static_cast<size_t>(rows * columns));
+      for (const auto& file : file_parts(config, parameter)) {
+        EXPECT_TRUE(seen.emplace(file.name, file.part).second) << file.name;
+        EXPECT_EQ(element_count(file.shape), file.rows.size() * file.columns.size());
+        EXPECT_EQ(file.shape.back(), file.columns.size());
+        for (int64_t r = 0; r < file.rows.size(); ++r) {
+          for (int64_t c = 0; c < file.columns.size(); ++c) {
+            ++held.at(static_cast<size_t>(file.rows(r) * columns + file.columns(c)));
+          }
+        }
+      }
+      EXPECT_TRUE(std::ranges::all_of(held, [](int times) { return times == 1; }));
+    }
+  }
+}
+
+/// Four value heads of two channels, two of them for each of two key heads: in a file those that come first come first.
+TEST(GgufNames, ValueHeadsAreTiledAndProjectionsTakenApart) {
+  const auto part = [](std::string_view type, const std::string& name) {
+    const auto config = model::parse_config(
+        test::small_config(model::architecture_row(type), {{"linear_key_head_dim", 2}, {"linear_value_head_dim", 2}}),
+        "config.json");
+    for (const auto& parameter : model::parameters(config)) {
+      for (auto& file : file_parts(config, parameter)) {
+        if (file.name == name) return file;
+      }
+    }
+    throw std::runtime_error(name);
+  };
+  const auto listed = [](const Order& order) {
+    std::vector<int64_t> result;
+    for (int64_t i = 0; i < order.size(); ++i) result.push_back(order(i));
+    return result;
+  };
+  const std::vector<int64_t> tiled{0, 1, 4, 5, 2, 3, 6, 7};
+  EXPECT_EQ(listed(part("qwen3_5_text", "blk.0.ssm_out.weight").columns), tiled);
+  EXPECT_EQ(listed(part("qwen3_5_text", "blk.0.attn_gate.weight").rows), tiled);
+  EXPECT_EQ(listed(part("qwen3_5_text", "blk.0.ssm_a").columns), (std::vector<int64_t>{0, 2, 1, 3}));
+  EXPECT_EQ(listed(part("qwen3_5_text", "blk.0.ssm_conv1d.weight").rows),
+            (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15}));
+  // q, k, v and gate of a key head have 2, 2, 4 and 4 rows.
+  EXPECT_EQ(listed(part("qwen3_next", "blk.0.attn_qkv.weight").rows),
+            (std::vector<int64_t>{0, 1, 12, 13, 2, 3, 14, 15, 4, 5, 6, 7, 16, 17, 18, 19}));
+  EXPECT_EQ(listed(part("qwen3_next", "blk.0.attn_gate.weight").rows),
+            (std::vector<int64_t>{8, 9, 10, 11, 20, 21, 22, 23}));
+  EXPECT_TRUE(part("qwen3_next", "blk.0.ssm_out.weight").columns.is_plain(8));
+  const auto blocks = part("qwen3_5_text", "blk.0.ssm_out.weight").columns.blocks(2);
+  EXPECT_EQ(listed(blocks.value()), (std::vector<int64_t>{0, 2, 1, 3}));
+  EXPECT_FALSE(part("qwen3_5_text", "blk.0.ssm_out.weight").columns.blocks(4).has_value());
+}
+
+/// −e^x, and back to the x that bf16 holds.
+TEST(GgufNames, DecaysComeBack) {
+  FilePart part;
+  part.decays = true;
+  for (const float x : {-3.5f, -0.0078125f, 0.25f, 1.0f, 2.765625f}) EXPECT_EQ(part.from_file(part.to_file(x)), x);
 }
 
 TEST(GgufNames, RotaryRowsAreABijectionThatPairsHalves) {
@@ -224,7 +292,9 @@ TEST_F(GgufConfig, EveryRopeScalingComesBack) {
     auto metadata = config_to_gguf(config, notes);
     metadata.insert(metadata.begin(), {"general.architecture", std::string(config.architecture->gguf)});
     EXPECT_TRUE(notes.empty());
-    const auto back = model::parse_config(config_of(metadata, {}, rope_factors_to_gguf(config)), "back").rope;
+    const auto factors = rope_factors_to_gguf(config);
+    const auto values = factors.empty() ? std::vector<float>() : factors.front().values;
+    const auto back = model::parse_config(config_of(metadata, {}, values), "back").rope;
     EXPECT_EQ(back.type, config.rope.type);
     EXPECT_EQ(back.theta, config.rope.theta);
     EXPECT_EQ(back.factor, config.rope.factor);

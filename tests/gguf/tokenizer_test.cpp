@@ -80,7 +80,7 @@ TEST(GgufTokenizer, TheBundledTokenizerComesBackButForOffsets) {
 }
 
 TEST(GgufTokenizer, TheTableOfWaysToCutTextIsUnambiguousAndParses) {
-  for (const char* name : {"llama-bpe", "qwen2", "tekken", "gpt-2", "smollm"}) {
+  for (const char* name : {"llama-bpe", "qwen2", "qwen35", "gpt-4o", "tekken", "gpt-2", "smollm"}) {
     const auto* row = find_gguf_pre_tokenizer(name);
     ASSERT_NE(row, nullptr) << name;
     EXPECT_EQ(match_gguf_pre_tokenizer(row->normalizer, row->pre_tokenizer), row);

@@ -19,6 +19,7 @@
 #include "support.h"
 #include "tokenizer/token_file.h"
 #include "tokenizer/tokenizer.h"
+#include "verify/reference.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -99,14 +100,22 @@ io::Json said_by_gguf(std::string_view type) {
   if (type == "seed_oss") return {{"attention_out_bias", false}};
   if (type == "olmoe") return {{"num_key_value_heads", 4}};
   if (type == "mistral") return {{"sliding_window", 8}};
+  if (type == "gpt_oss") return {{"swiglu_limit", 7.0}};
+  if (type.starts_with("qwen3_5") || type == "qwen3_next") return {{"linear_key_head_dim", 32}};
   return io::Json::object();
 }
 
-class GgufFamilies : public testing::TestWithParam<const model::ArchitectureRow*> {
+struct FamilyCase {
+  const model::ArchitectureRow* row;
+  std::string name;
+  io::Json changes;
+};
+
+class GgufFamilies : public testing::TestWithParam<FamilyCase> {
  protected:
   void SetUp() override { set_progress_enabled(false); }
-  void to_gguf(const io::Json& changes, const std::string& to = "gguf") {
-    test::write_small_model(*GetParam(), folder_.path() / "m", changes);
+  void to_gguf(const std::string& to) {
+    test::write_small_model(*GetParam().row, folder_.path() / "m", GetParam().changes);
     export_gguf({.input = folder_ / "m", .output = folder_ / "m.gguf", .to = to, .overwrite = true});
   }
   void from_gguf(const std::string& name, const std::string& to) {
@@ -131,7 +140,7 @@ class GgufFamilies : public testing::TestWithParam<const model::ArchitectureRow*
 
 /// Tensors and what config.json says.
 TEST_P(GgufFamilies, ComeBackByteByByte) {
-  to_gguf(said_by_gguf(GetParam()->model_type));
+  to_gguf("gguf");
   from_gguf("back", "hf16");
   const auto before = io::Checkpoint::open(folder_ / "m"), after = io::Checkpoint::open(folder_ / "back");
   for (const auto& [name, info] : before.tensors()) {
@@ -146,25 +155,50 @@ class GgufMixtures : public GgufFamilies {};
 
 /// Experts keep their codes, each of them, in w4q's own format too.
 TEST_P(GgufMixtures, KeepTheirCodes) {
-  to_gguf(said_by_gguf(GetParam()->model_type), "gguf-q8_0");
+  to_gguf("gguf-q8_0");
   from_gguf("exact", "hf-f32");
   from_gguf("packed", "w4q");
   EXPECT_EQ(logits("packed"), logits("exact"));
 }
 
-std::vector<const model::ArchitectureRow*> rows_with_gguf() {
-  std::vector<const model::ArchitectureRow*> rows;
-  std::ranges::copy_if(model::architectures(), std::back_inserter(rows),
-                       [](const auto* row) { return !row->gguf.empty(); });
-  return rows;
+FamilyCase family_case(std::string_view type) {
+  return {&model::architecture_row(type), std::string(type), said_by_gguf(type)};
 }
 
-INSTANTIATE_TEST_SUITE_P(Gguf, GgufFamilies, testing::ValuesIn(rows_with_gguf()),
-                         [](const auto& param) { return test::row_name(param.param); });
+std::vector<FamilyCase> families_with_gguf() {
+  std::vector<FamilyCase> cases;
+  for (const auto* row : model::architectures()) {
+    if (!row->gguf.empty()) cases.push_back(family_case(row->model_type));
+  }
+  cases.push_back({&model::architecture_row("gemma4_text"),
+                   "gemma4_mixture",
+                   {{"enable_moe_block", true},
+                    {"num_experts", 4},
+                    {"top_k_experts", 2},
+                    {"moe_intermediate_size", 32},
+                    {"num_kv_shared_layers", 0},
+                    {"hidden_size_per_layer_input", 0},
+                    {"use_double_wide_mlp", false},
+                    {"attention_k_eq_v", true},
+                    {"num_global_key_value_heads", 1}}});
+  io::Json divisors = io::Json::array();
+  for (int pair = 0; pair < 6; ++pair) divisors.push_back(1 + 0.3 * pair);
+  cases.push_back({&model::architecture_row("phi3"),
+                   "phi3_longrope",
+                   {{"partial_rotary_factor", 0.75},
+                    {"original_max_position_embeddings", 8},
+                    {"rope_scaling", {{"type", "longrope"}, {"short_factor", divisors}, {"long_factor", divisors}}}}});
+  return cases;
+}
+
+std::string case_name(const testing::TestParamInfo<FamilyCase>& param) { return param.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Gguf, GgufFamilies, testing::ValuesIn(families_with_gguf()), case_name);
 
 INSTANTIATE_TEST_SUITE_P(Gguf, GgufMixtures,
-                         testing::Values(&model::architecture_row("mixtral"), &model::architecture_row("qwen2_moe")),
-                         [](const auto& param) { return test::row_name(param.param); });
+                         testing::Values(family_case("mixtral"), family_case("qwen2_moe"), family_case("qwen3_next"),
+                                         family_case("qwen3_5_moe_text"), family_case("gpt_oss")),
+                         case_name);
 
 /// What readers take for granted is demanded, not hoped for.
 TEST_F(Gguf, WhatReadersWouldComputeOtherwiseIsRefused) {
@@ -185,6 +219,9 @@ TEST_F(Gguf, WhatReadersWouldComputeOtherwiseIsRefused) {
               {"smollm3", {{"no_rope_layers", {1, 1, 1, 1}}}, "no_rope_layers of layer 3"},
               {"olmoe", io::Json::object(), "fewer key than query heads"},
               {"ernie4_5", io::Json::object(), "use_bias"},
+              {"qwen3_5_text", io::Json::object(), "linear_value_head_dim that is not linear_key_head_dim"},
+              {"gpt_oss", io::Json::object(), "swiglu_limit 1"},
+              {"gemma4_text", {{"vocab_size_per_layer_input", 128}}, "vocab_size_per_layer_input"},
               {"granitemoe", io::Json::object(), "is not written"}};
   for (const auto& row : rows) {
     const auto folder = folder_ / "refused";
@@ -351,6 +388,20 @@ TEST_F(Gguf, EveryArchitectureComesBackByteByByte) {
     EXPECT_EQ(after.output_bias, before.output_bias);
     EXPECT_EQ(after.tied_embeddings, before.tied_embeddings);
     EXPECT_EQ(after.eos_tokens, before.eos_tokens);
+  }
+}
+
+/// Models of other programs, wrapped ones and MXFP4 among them, compute the same once they have been in a file.
+TEST_F(Gguf, FamiliesOfOthersComputeTheSame) {
+  W4Q_NEEDS_SHARED_DATA();
+  for (const char* name : {"qwen3_5", "gpt-oss", "gpt-oss-mxfp4", "gemma4", "gemma4-moe", "phi3", "phi3-longrope"}) {
+    SCOPED_TRACE(name);
+    const auto source = test::shared_data() / "families" / name;
+    to_gguf(source, "gguf");
+    from_gguf(name, "hf-f32");
+    // What the folders promise of another implementation's logits.
+    const auto report = verify::compare_reference(model::Model::open(folder_ / name), source / "reference.safetensors");
+    EXPECT_LE(report.largest(), 1e-4);
   }
 }
 

@@ -181,11 +181,12 @@ std::vector<InputGroup> expert_groups(const ModelConfig& config, const LayerName
       }
     }
   } else {
-    auto inputs =
-        names.linear(Role::gate_up, concat(called.stacked_inputs, ".", expert), {}, 2 * inner, hidden, called.bias);
-    auto outputs =
-        names.linear(Role::down, concat(called.stacked_outputs, ".", expert), {}, hidden, inner, called.bias);
+    auto inputs = names.linear(Role::gate_up, concat(called.stacked_inputs, ".", expert), "ffn_gate_up_exps", 2 * inner,
+                               hidden, called.bias);
+    auto outputs = names.linear(Role::down, concat(called.stacked_outputs, ".", expert), "ffn_down_exps", hidden, inner,
+                                called.bias);
     for (auto* linear : {&inputs, &outputs}) {
+      linear->gguf_part = expert;
       if (called.bias) linear->bias_tensor = linear->name.substr(0, linear->name.rfind('.')) + "_bias";
       linear->bias_row = expert;
     }
@@ -220,8 +221,8 @@ Block mixture_block(const ModelConfig& config, int64_t layer, const MixtureNames
     for (auto& group : expert_groups(config, names, called, expert)) block.groups.push_back(std::move(group));
   }
   if (!called.shared.empty()) {
-    for (auto& group :
-         gated_groups(config, names, concat(called.shared, "."), usual_parts, mixture.shared_intermediate, "_shexp")) {
+    for (auto& group : gated_groups(config, names, concat(called.shared, "."), usual_parts, mixture.shared_intermediate,
+                                    called.gguf_shared)) {
       block.groups.push_back(std::move(group));
     }
   }
@@ -244,31 +245,31 @@ Block delta_net_block(const ModelConfig& config, int64_t layer, DeltaProjections
   const kernels::DeltaShape& shape = config.delta;
   const int64_t hidden = config.hidden_size, heads = shape.value_heads;
   Block block{.kind = BlockKind::delta_net, .delta = shape, .output_scale = config.residual_scale};
-  block.norms.push_back(names.norm(config, NormRole::input, "input_layernorm"));
-  block.norms.push_back(names.norm(config, NormRole::delta, "linear_attn.norm"));
+  block.norms.push_back(names.norm(config, NormRole::input, "input_layernorm", "attn_norm"));
+  block.norms.push_back(names.norm(config, NormRole::delta, "linear_attn.norm", "ssm_norm"));
   block.norms.back().size = shape.value_dim;
   block.norms.back().offset = 0;
   InputGroup inputs{.width = hidden, .inputs = Basis::stream, .norm = block.norms[0]};
-  const auto add = [&](Role role, std::string_view name, int64_t n) {
-    inputs.linears.push_back(names.linear(role, concat("linear_attn.", name), {}, n, hidden, false));
+  const auto add = [&](Role role, std::string_view name, std::string_view gguf, int64_t n) {
+    inputs.linears.push_back(names.linear(role, concat("linear_attn.", name), gguf, n, hidden, false));
   };
   if (projections == DeltaProjections::four) {
-    add(Role::delta_mixed, "in_proj_qkv", shape.channels());
-    add(Role::delta_gate, "in_proj_z", shape.values());
-    add(Role::delta_beta, "in_proj_b", heads);
-    add(Role::delta_decay, "in_proj_a", heads);
+    add(Role::delta_mixed, "in_proj_qkv", "attn_qkv", shape.channels());
+    add(Role::delta_gate, "in_proj_z", "attn_gate", shape.values());
+    add(Role::delta_beta, "in_proj_b", "ssm_beta", heads);
+    add(Role::delta_decay, "in_proj_a", "ssm_alpha", heads);
   } else {
-    add(Role::delta_mixed_gate, "in_proj_qkvz", shape.channels() + shape.values());
-    add(Role::delta_beta_decay, "in_proj_ba", 2 * heads);
+    add(Role::delta_mixed_gate, "in_proj_qkvz", "ssm_in", shape.channels() + shape.values());
+    add(Role::delta_beta_decay, "in_proj_ba", "ssm_ba", 2 * heads);
   }
   block.groups.push_back(std::move(inputs));
-  auto output = names.linear(Role::output, "linear_attn.out_proj", {}, hidden, shape.values(), false);
+  auto output = names.linear(Role::output, "linear_attn.out_proj", "ssm_out", hidden, shape.values(), false);
   output.outputs = Basis::stream;
   block.groups.push_back({.linears = {output}, .width = shape.values()});
-  block.vectors = {
-      names.vector(VectorRole::convolution, "linear_attn.conv1d.weight", {shape.channels(), 1, shape.taps}),
-      names.vector(VectorRole::decay, "linear_attn.A_log", {heads}),
-      names.vector(VectorRole::step_bias, "linear_attn.dt_bias", {heads})};
+  block.vectors = {names.vector(VectorRole::convolution, "linear_attn.conv1d.weight", {shape.channels(), 1, shape.taps},
+                                "ssm_conv1d.weight"),
+                   names.vector(VectorRole::decay, "linear_attn.A_log", {heads}, "ssm_a"),
+                   names.vector(VectorRole::step_bias, "linear_attn.dt_bias", {heads}, "ssm_dt.bias")};
   return block;
 }
 
@@ -277,7 +278,9 @@ std::vector<Block> llama_blocks(const ModelConfig& config, int64_t layer) {
 }
 
 Block with_output_norm(Block block, const ModelConfig& config, int64_t layer, std::string_view name) {
-  const std::string_view gguf = block.kind == BlockKind::attention ? "post_attention_norm" : "post_ffw_norm";
+  const std::string_view gguf = block.kind == BlockKind::attention         ? "post_attention_norm"
+                                : block.kind == BlockKind::layer_embedding ? "post_norm"
+                                                                           : "post_ffw_norm";
   block.norms.push_back(LayerNames(config, layer).norm(config, NormRole::output, name, gguf));
   return block;
 }

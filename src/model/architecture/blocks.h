@@ -23,7 +23,8 @@ struct MixtureNames {
   std::string_view experts = "mlp.experts";
   std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";
   std::string_view stacked_inputs = "mlp.experts.gate_up_proj", stacked_outputs = "mlp.experts.down_proj";
-  std::string_view shared = {};  ///< what every token goes through; empty: nothing
+  std::string_view shared = {};             ///< what every token goes through; empty: nothing
+  std::string_view gguf_shared = "_shexp";  ///< behind its names in GGUF
   std::string_view shared_gate = {};
   bool bias = false;  ///< of the router and of experts, which are stacked
 };

@@ -103,18 +103,21 @@ Block gemma4_mixture(const ModelConfig& config, int64_t layer) {
                                .experts = "experts",
                                .stacked_inputs = "experts.gate_up_proj",
                                .stacked_outputs = "experts.down_proj",
-                               .shared = "mlp"};
+                               .shared = "mlp",
+                               .gguf_shared = {}};
   const LayerNames in(config, layer);
   Block block = with_input_norm(mixture_block(config, layer, names), config, layer, "pre_feedforward_layernorm");
-  block.norms.push_back(in.norm(config, NormRole::expert_input, "pre_feedforward_layernorm_2"));
-  block.norms.push_back(in.norm(config, NormRole::expert_output, "post_feedforward_layernorm_2"));
-  block.norms.push_back(in.norm(config, NormRole::dense_output, "post_feedforward_layernorm_1"));
+  block.norms.push_back(in.norm(config, NormRole::expert_input, "pre_feedforward_layernorm_2", "pre_ffw_norm_2"));
+  block.norms.push_back(in.norm(config, NormRole::expert_output, "post_feedforward_layernorm_2", "post_ffw_norm_2"));
+  block.norms.push_back(in.norm(config, NormRole::dense_output, "post_feedforward_layernorm_1", "post_ffw_norm_1"));
   for (auto& group : block.groups) {
     if (group.expert && group.norm) group.norm = *block.norm(NormRole::expert_input);
   }
   block.groups.front().norm.reset();
-  block.vectors.push_back(in.vector(VectorRole::router_scale, "router.scale", {config.hidden_size}));
-  block.vectors.push_back(in.vector(VectorRole::expert_scale, "router.per_expert_scale", {config.mixture.experts}));
+  block.vectors.push_back(
+      in.vector(VectorRole::router_scale, "router.scale", {config.hidden_size}, "ffn_gate_inp.scale"));
+  block.vectors.push_back(
+      in.vector(VectorRole::expert_scale, "router.per_expert_scale", {config.mixture.experts}, "ffn_down_exps.scale"));
   return block;
 }
 
@@ -123,8 +126,8 @@ Block layer_embedding_block(const ModelConfig& config, int64_t layer) {
   const LayerNames names(config, layer);
   const int64_t hidden = config.hidden_size, size = config.layer_embedding_size;
   Block block{.kind = BlockKind::layer_embedding, .gating = {.activation = config.activation}};
-  auto gate = names.linear(Role::layer_gate, "per_layer_input_gate", {}, size, hidden, false);
-  auto output = names.linear(Role::layer_output, "per_layer_projection", {}, hidden, size, false);
+  auto gate = names.linear(Role::layer_gate, "per_layer_input_gate", "inp_gate", size, hidden, false);
+  auto output = names.linear(Role::layer_output, "per_layer_projection", "proj", hidden, size, false);
   output.outputs = Basis::stream;
   block.groups = {{.linears = {gate}, .width = hidden, .inputs = Basis::stream}, {.linears = {output}, .width = size}};
   return with_output_norm(std::move(block), config, layer, "post_per_layer_input_norm");
@@ -138,7 +141,8 @@ std::vector<Block> gemma4_blocks(const ModelConfig& config, int64_t layer) {
       with_output_norm(attention_block(config, layer), config, layer, "post_attention_layernorm"),
       with_output_norm(std::move(mlp), config, layer, "post_feedforward_layernorm")};
   if (config.layer_embedding_size > 0) blocks.push_back(layer_embedding_block(config, layer));
-  blocks.back().vectors.push_back(LayerNames(config, layer).vector(VectorRole::layer_scale, "layer_scalar", {1}));
+  blocks.back().vectors.push_back(
+      LayerNames(config, layer).vector(VectorRole::layer_scale, "layer_scalar", {1}, "layer_output_scale.weight"));
   return blocks;
 }
 
@@ -160,6 +164,7 @@ constinit const ArchitectureRow gemma4_architecture = {
     .scales_embedding = true,
     .ties_head = true,
     .reads_rope = true,
+    .gguf = "gemma4",
     .read = read_gemma4,
     .blocks = gemma4_blocks};
 

@@ -46,6 +46,9 @@ constinit const ArchitectureRow gpt_oss_architecture = {
     .biases_attention = true,
     .attention_bias = BiasRule::stated,
     .activation_key = {},
+    .gguf = "gpt-oss",
+    .gguf_stated_biases = true,
+    .gguf_mlp_norm = "post_attention_norm",
     .read = read_gpt_oss,
     .blocks = gpt_oss_blocks};
 

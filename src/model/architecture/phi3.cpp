@@ -19,6 +19,7 @@ constinit const ArchitectureRow phi3_architecture = {.model_type = "phi3",
                                                      .rms_norm_eps = 1e-5,
                                                      .window = 0,
                                                      .windows = WindowRule::all_layers,
+                                                     .gguf = "phi3",
                                                      .blocks = phi3_blocks};
 
 }  // namespace w4q::model

@@ -34,6 +34,8 @@ constinit const ArchitectureRow qwen3_5_architecture = {.model_type = "qwen3_5_t
                                                         .qk_norm = true,
                                                         .norm_offset = 1,
                                                         .text_mrope = true,
+                                                        .gguf = "qwen35",
+                                                        .gguf_mlp_norm = "post_attention_norm",
                                                         .read = read_qwen3_5,
                                                         .blocks = qwen3_5_blocks};
 
@@ -49,6 +51,8 @@ constinit const ArchitectureRow qwen3_5_moe_architecture = {.model_type = "qwen3
                                                             .norm_offset = 1,
                                                             .only_experts = true,
                                                             .text_mrope = true,
+                                                            .gguf = "qwen35moe",
+                                                            .gguf_mlp_norm = "post_attention_norm",
                                                             .read = read_qwen3_5_moe,
                                                             .blocks = qwen3_5_blocks};
 

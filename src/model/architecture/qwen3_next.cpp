@@ -31,6 +31,8 @@ constinit const ArchitectureRow qwen3_next_architecture = {.model_type = "qwen3_
                                                            .qk_norm = true,
                                                            .norm_offset = 1,
                                                            .only_experts = true,
+                                                           .gguf = "qwen3next",
+                                                           .gguf_mlp_norm = "post_attention_norm",
                                                            .read = read_qwen3_next,
                                                            .blocks = qwen3_next_blocks};
 

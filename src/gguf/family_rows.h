@@ -1,0 +1,44 @@
+// What the rows of families.cpp share, and those that stand in files of their own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "gguf/families.h"
+
+namespace w4q::gguf {
+
+/// Readers of the architecture assume this, whatever a file could say: throws unsupported with `what` unless it holds.
+void demand(bool holds, const model::ModelConfig& config, std::string_view what);
+/// `value` under this key, in the place of the one that is there.
+void set(io::GgufMetadata& metadata, const std::string& key, io::GgufValue value);
+
+/// Softmax over experts; the shares of the chosen ones add up to one, or stay as they are. Layers before `dense_layers`
+/// have none.
+void write_mixture(const model::ModelConfig& config, const std::string& prefix, bool renormalizes, int64_t dense_layers,
+                   io::GgufMetadata& metadata);
+void write_expert_size(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+/// layer_types of as many layers as `config` has: `often`, and `seldom` of each `interval`-th. Throws bad_file for an
+/// absurd number.
+io::Json layer_types(const GgufKeys& keys, const io::Json& config, int64_t interval, std::string_view often,
+                     std::string_view seldom);
+void read_experts(const GgufKeys& keys, bool renormalizes, io::Json& config);
+
+void write_qwen3_5(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void write_qwen3_5_moe(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void write_qwen3_next(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void read_qwen3_5(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
+void read_qwen3_5_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
+void read_qwen3_next(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
+
+void write_gemma4(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void read_gemma4(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
+
+void write_gpt_oss(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void read_gpt_oss(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
+
+void write_phi3(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void read_phi3(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
+
+}  // namespace w4q::gguf
