@@ -28,11 +28,12 @@ NearestCodes::NearestCodes(const formats::PackedWeight& canonical, bool folded)
   format_ = formats::scheme_row(canonical.scheme.family).table(canonical.scheme);
   levels_ = formats::table_levels(format_, canonical);
   for (const float level : levels_) {
-    float nearest = std::numeric_limits<float>::infinity();
+    float below = std::numeric_limits<float>::infinity(), above = below;
     for (const float other : levels_) {
-      if (other != level) nearest = std::min(nearest, std::abs(other - level));
+      if (other < level) below = std::min(below, level - other);
+      if (other > level) above = std::min(above, other - level);
     }
-    reach_.push_back(nearest / 2);
+    below_.push_back(below / 2), above_.push_back(above / 2);
   }
 }
 
@@ -79,7 +80,7 @@ bool NearestCodes::is_off(size_t col, float value) const {
     if (weight_.scheme.asymmetric && last && std::abs(found - best) == 1) return false;
   } else {
     found = best = levels_[codes_[col]];
-    if (std::abs(steps - found) <= reach_[codes_[col]]) return false;
+    if (steps - found <= above_[codes_[col]] && found - steps <= below_[codes_[col]]) return false;
     for (const float level : levels_) {
       if (std::abs(steps - level) < std::abs(steps - best)) best = level;
     }
