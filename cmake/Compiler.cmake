@@ -45,16 +45,27 @@ if(W4Q_PLAIN_OPTIMIZE STREQUAL "g")
   target_compile_options(w4q_plain_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
 endif()
 
-# Loops are compiled for five instruction sets, of which a machine takes one.
-set(W4Q_SIMD ALL CACHE STRING "Instruction sets of loops: ALL, or HERE: the best of this machine and the least")
-set_property(CACHE W4Q_SIMD PROPERTY STRINGS ALL HERE)
-if(W4Q_SIMD STREQUAL "HERE" AND EXISTS /proc/cpuinfo)
-  file(STRINGS /proc/cpuinfo flags REGEX "^flags.* avx2" LIMIT_COUNT 1)
-  if(flags MATCHES " avx512vl")
-    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX2)>")
-  elseif(flags)
-    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3)>")
+# Loops are compiled for several instruction sets, of which a machine takes one. On x86 those whose best is SSSE3 are of 2006
+# and 2007: they take the least.
+set(W4Q_SIMD ALL CACHE STRING
+  "Instruction sets of loops: ALL, NEW: the least, AVX2 and AVX-512, or HERE: the least and the best of this machine")
+set_property(CACHE W4Q_SIMD PROPERTY STRINGS ALL NEW HERE)
+set(W4Q_SIMD_OPTION)  # of the files that Highway compiles
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+  set(without HWY_SSSE3)
+  if(NOT W4Q_SIMD STREQUAL "ALL")
+    list(APPEND without HWY_SSE4)
   endif()
+  if(W4Q_SIMD STREQUAL "HERE" AND EXISTS /proc/cpuinfo)
+    file(STRINGS /proc/cpuinfo flags REGEX "^flags.* avx2" LIMIT_COUNT 1)
+    if(flags MATCHES " avx512vl")
+      list(APPEND without HWY_AVX2)
+    elseif(flags)
+      list(APPEND without HWY_AVX3)
+    endif()
+  endif()
+  list(JOIN without "|" without)
+  set(W4Q_SIMD_OPTION "-DHWY_DISABLED_TARGETS=(${without})")
 endif()
 
 if(W4Q_SANITIZE)

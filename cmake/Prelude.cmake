@@ -32,6 +32,13 @@ function(w4q_prelude NAME KIND)
   target_precompile_headers(${NAME} PRIVATE ${ARGN})
 endfunction()
 
+# A program may use those of a library, COMMANDS, if it is compiled as one.
+function(w4q_compile_as_library TARGET)
+  set_target_properties(${TARGET} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${TARGET} PRIVATE -fPIC)
+  target_link_options(${TARGET} PRIVATE -pie)
+endfunction()
+
 function(w4q_use_prelude TARGET NAME)
   if(W4Q_PRECOMPILE)
     target_precompile_headers(${TARGET} REUSE_FROM ${NAME})

@@ -5,8 +5,10 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/convert.h"
@@ -45,10 +47,12 @@ inline constexpr Distribution distributions[] = {
     {"largest", [](uint64_t s, uint64_t i) { return random_bits(s, i) % 2 ? 0x1.fffffep127f : -0x1.fffffep127f; }},
 };
 
+/// n × k draws, of which laws ask for the same again and again: those made before are kept.
 inline std::vector<float> sample(const Distribution& distribution, int64_t n, int64_t k, uint64_t seed = 1) {
-  std::vector<float> values(static_cast<size_t>(n * k));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = distribution.draw(seed, i);
-  return values;
+  thread_local std::map<std::pair<std::string_view, uint64_t>, std::vector<float>> drawn;
+  std::vector<float>& values = drawn[{distribution.name, seed}];
+  for (size_t i = values.size(); i < static_cast<size_t>(n * k); ++i) values.push_back(distribution.draw(seed, i));
+  return {values.begin(), values.begin() + n * k};
 }
 
 inline std::vector<float> decode(const formats::PackedWeight& canonical) {

@@ -137,14 +137,15 @@ bool goes_beside_others(const TensorPlan& tensor, const OpenedModel& source, con
 double sample_seconds_per_weight(const QuantizeRequest& request, const formats::Scheme& scheme, bool beside) {
   const auto run = run_of(request, scheme, !beside);
   const int64_t count = beside ? threads() : 1;
-  constexpr int64_t rows = 512;
-  constexpr int64_t cols = 2048;
-  std::vector<uint16_t> values(rows * cols);
+  // A search over rings of bits takes microseconds for a weight.
+  const bool slow = formats::shares_bits(scheme);
+  const int64_t rows = slow ? 256 : 512, cols = slow ? 512 : 2048;
+  std::vector<uint16_t> values(static_cast<size_t>(rows * cols));
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = bf16_from_f32(static_cast<float>(random_uniform(1, i) - 0.5) * 0.1f);
   const TensorView view{"sample", DType::bf16, {rows, cols}, bytes_of(values)};
   double best = 1e9;
-  const int repeats = request.options.searches() ? 1 : 3;
+  const int repeats = slow || request.options.searches() ? 1 : 3;
   for (int repeat = 0; repeat < repeats; ++repeat) {
     const Stopwatch watch;
     parallel_in_turn(count, [&](int64_t) { run(view, scheme, options_of(request, scheme)); });

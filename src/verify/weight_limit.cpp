@@ -117,7 +117,9 @@ void round_to_nearest(const PackedWeight& pass, std::span<float> values) {
   // Rings of some rows are not those of all, and take long to search: a level for each weight is somewhat worse.
   if (formats::shares_bits(scheme)) scheme = scalar_twin(scheme);
   std::vector<float> ordered(values.size()), row(k);
-  for (size_t i = 0; i < values.size(); ++i) ordered[i] = values[i / k * k + order[i % k]];
+  for (size_t r = 0; r < n; ++r) {
+    for (size_t c = 0; c < k; ++c) ordered[r * k + c] = values[r * k + order[c]];
+  }
   // EXL3 rounds what rotations made of its inputs, whichever signs they have.
   std::optional<formats::InputRotation> turn;
   if (pass.scheme.family == SchemeFamily::exl3) turn.emplace(formats::Rotation{formats::exl3_block, 0}, pass.k);
@@ -147,7 +149,8 @@ std::vector<float> rounded_rows(const PackedLinear& packed, std::span<const floa
     for (size_t i = 0; i < rest.size(); ++i) rest[i] -= values[i];
     for (size_t i = 0; turn != nullptr && i < rest.size(); i += k) turn->restore(std::span(rest).subspan(i, k));
   }
-  for (size_t i = 0; i < rest.size(); ++i) rest[i] = base[i] - (scale.empty() ? rest[i] : rest[i] / scale[i % k]);
+  for (size_t i = 0; !scale.empty() && i < rest.size(); ++i) rest[i] /= scale[i % k];
+  for (size_t i = 0; i < rest.size(); ++i) rest[i] = base[i] - rest[i];
   return rest;
 }
 
@@ -204,6 +207,7 @@ std::vector<float> decode(const LinearWeight& weight, const std::vector<RoundedR
 }
 
 void apply(const Units& units, const std::vector<RoundedRow>& rows, std::vector<float>& values) {
+  if (units.cols.empty() && units.rows.empty()) return;
   const size_t k = values.size() / rows.size();
   for (size_t i = 0; i < values.size(); ++i) {
     if (!units.cols.empty()) values[i] *= units.cols[i % k];
@@ -219,17 +223,21 @@ constexpr double same_distance = 1e-3;
 
 void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded, float same,
              RoundedRow& row) {
+  double signal = 0, noise = 0, product = 0, rounded_noise = 0, rounded_product = 0;
   for (size_t c = 0; c < base.size(); ++c) {
-    const double value = base[c], gap = std::abs(double{found[c]} - double{rounded[c]});
+    const double value = base[c], is = found[c], would_be = rounded[c], gap = std::abs(is - would_be);
+    signal += value * value;
+    noise += (value - is) * (value - is);
+    product += value * is;
+    rounded_noise += (value - would_be) * (value - would_be);
+    rounded_product += value * would_be;
+    if (!(gap > same * std::abs(rounded[c]))) continue;
     // Between two values whichever a rounding of their scale makes the nearer: programs round scales differently.
-    const bool tie = std::abs(std::abs(value - found[c]) - std::abs(value - rounded[c])) <= same_distance * gap;
-    if (gap > same * std::abs(rounded[c]) && !tie && row.unlike++ == 0) row.first_unlike = static_cast<int64_t>(c);
-    row.signal += value * value;
-    row.noise += (value - found[c]) * (value - found[c]);
-    row.product += value * found[c];
-    row.rounded_noise += (value - rounded[c]) * (value - rounded[c]);
-    row.rounded_product += value * rounded[c];
+    const bool tie = std::abs(std::abs(value - is) - std::abs(value - would_be)) <= same_distance * gap;
+    if (!tie && row.unlike++ == 0) row.first_unlike = static_cast<int64_t>(c);
   }
+  row.signal = signal, row.noise = noise, row.product = product;
+  row.rounded_noise = rounded_noise, row.rounded_product = rounded_product;
 }
 
 }  // namespace

@@ -33,14 +33,14 @@ class NearestCodes {
 
   const formats::PackedWeight& weight_;
   bool integer_;
-  float surely_nearer_;
+  bool folded_;
   bool readable_ = true;
   formats::TableFormat format_;
-  std::vector<float> levels_;   // of a table
-  std::vector<float> reach_;    // half the distance to the next level, of each
-  std::vector<uint8_t> codes_;  // [k]
-  std::vector<float> scales_;   // [k]
-  std::vector<int> zeros_;      // [k]
+  std::vector<float> levels_;         // of a table
+  std::vector<float> below_, above_;  // half the distance to the next level, of each
+  std::vector<uint8_t> codes_;        // [k]
+  std::vector<float> scales_;         // [k]
+  std::vector<int> zeros_;            // [k]
 };
 
 }  // namespace w4q::verify

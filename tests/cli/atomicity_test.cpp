@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
@@ -33,7 +34,13 @@ bool kill_within(const std::vector<std::string>& arguments, double seconds, uint
   return WIFEXITED(status);
 }
 
-/// Two hundred kills at random moments of runs that replace each other's outputs, or write none.
+/// Kills at random moments of runs that replace each other's outputs, or write none: W4Q_KILLS (scripts/test --long), or
+/// 96, sixteen of each command.
+size_t wanted_kills() {
+  const char* text = std::getenv("W4Q_KILLS");
+  return text == nullptr ? 96 : std::max<size_t>(1, std::strtoul(text, nullptr, 10));
+}
+
 TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
   const TemporaryFolder folder;
   const auto path = [&](const char* name) { return (folder / name).string(); };
@@ -83,7 +90,7 @@ TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
     }
   }
 
-  constexpr size_t kills = 200;
+  const size_t kills = wanted_kills();
   size_t survived = 0;
   for (size_t i = 0; i < kills; ++i) {
     const auto& pair = pairs[i % pairs.size()];

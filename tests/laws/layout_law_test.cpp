@@ -45,25 +45,27 @@ TEST_P(LayoutLaw, PackedPlanesAreThoseAnnounced) {
 }
 
 TEST_P(LayoutLaw, PlaceIsOneToOneAndInside) {
+  const repack::LayoutRow& row_of_layout = layout();
+  const formats::SchemeRow& row_of_scheme = formats::scheme_row(scheme().family);
   for (const auto& [n, k] : test::sizes_of(scheme())) {
-    if (!layout().accepts(scheme(), n, k, nullptr)) continue;
-    const auto specs = layout().planes(scheme(), n, k);
-    std::vector<bool> taken(static_cast<size_t>(element_count(specs[0].shape) * 32));
-    std::vector<int64_t> block_of(static_cast<size_t>(element_count(specs[1].shape)), -1);
+    if (!row_of_layout.accepts(scheme(), n, k, nullptr)) continue;
+    const auto specs = row_of_layout.planes(scheme(), n, k);
+    const int64_t words = element_count(specs[0].shape), scales = element_count(specs[1].shape);
+    std::vector<char> taken(static_cast<size_t>(words * 32));
+    std::vector<int64_t> block_of(static_cast<size_t>(scales), -1);
     for (int64_t row = 0; row < n; ++row) {
       for (int64_t col = 0; col < k; ++col) {
+        const auto block = row_of_scheme.place(scheme(), n, k, row, col, 0).scale;
         for (int bit = 0; bit < scheme().bits; ++bit) {
-          const auto place = layout().place(scheme(), n, k, row, col, bit);
-          ASSERT_TRUE(place.bit >= 0 && place.bit < 32 && place.word >= 0 && place.scale >= 0);
-          ASSERT_LT(place.word, element_count(specs[0].shape));
-          ASSERT_LT(place.scale, element_count(specs[1].shape));
-          const auto index = static_cast<size_t>(place.word * 32 + place.bit);
-          ASSERT_FALSE(taken[index]) << row << " " << col << " " << bit;
-          taken[index] = true;
-          const auto block = formats::scheme_row(scheme().family).place(scheme(), n, k, row, col, 0).scale;
-          int64_t& seen = block_of[static_cast<size_t>(place.scale)];
-          if (seen < 0) seen = block;
-          ASSERT_EQ(seen, block);
+          const auto place = row_of_layout.place(scheme(), n, k, row, col, bit);
+          ASSERT_TRUE(place.bit >= 0 && place.bit < 32 && place.word >= 0 && place.word < words) << row << " " << col;
+          ASSERT_TRUE(place.scale >= 0 && place.scale < scales) << row << " " << col << " " << bit;
+          char& seen = taken[static_cast<size_t>(place.word * 32 + place.bit)];
+          ASSERT_EQ(seen, 0) << row << " " << col << " " << bit;
+          seen = 1;
+          int64_t& other = block_of[static_cast<size_t>(place.scale)];
+          if (other < 0) other = block;
+          ASSERT_EQ(other, block);
         }
       }
     }

@@ -88,19 +88,20 @@ TEST_P(SchemeLaw, ErrorsAreBoundedBlockByBlock) {
 }
 
 TEST_P(SchemeLaw, PlacesAreOneToOneAndHoldTheCodes) {
+  const formats::SchemeRow& law = row();
   for (const auto& [n, k] : test::sizes_of(scheme())) {
     const PackedWeight weight = test::encoded(scheme(), test::sample(test::distributions[0], n, k), n, k);
     const auto words = weight.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
     std::vector<uint32_t> left(words.begin(), words.end());
-    std::vector<bool> taken(words.size() * 32);
+    std::vector<char> taken(words.size() * 32);
     for (int64_t i = 0; i < n * k * scheme().bits; ++i) {
       const int64_t code = i / scheme().bits;
-      const auto at = row().place(scheme(), n, k, code / k, code % k, static_cast<int>(i % scheme().bits));
+      const auto at = law.place(scheme(), n, k, code / k, code % k, static_cast<int>(i % scheme().bits));
       ASSERT_TRUE(at.word >= 0 && static_cast<size_t>(at.word) < words.size() && at.bit >= 0 && at.bit < 32);
-      const auto index = static_cast<size_t>(at.word * 32 + at.bit);
-      ASSERT_FALSE(taken[index]) << n << " × " << k;
-      taken[index] = true;
-      left.at(static_cast<size_t>(at.word)) &= ~(1u << at.bit);
+      char& seen = taken[static_cast<size_t>(at.word * 32 + at.bit)];
+      ASSERT_EQ(seen, 0) << n << " × " << k;
+      seen = 1;
+      left[static_cast<size_t>(at.word)] &= ~(1u << at.bit);
     }
     EXPECT_TRUE(std::ranges::all_of(left, [](uint32_t word) { return word == 0; })) << "bits that belong to no code";
   }

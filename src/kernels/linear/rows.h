@@ -29,11 +29,12 @@ std::span<const KernelRow> trellis_rows() noexcept;
 std::span<const KernelRow> float_rows() noexcept;
 /// Of 16-bit weights (dense_rows_cuda.cu).
 std::span<const KernelRow> dense_rows() noexcept;
-/// Of kbit and integers, on sm_90a (wgmma/rows.cu). They come before the others.
+/// Of kbit, integers and small floats, on sm_90a (wgmma/rows.cu). They come before the others.
 std::span<const KernelRow> wgmma_rows() noexcept;
 /// Throw bad_argument for what is a family's own.
 void check_kbit_pass(const DevicePass& pass);
 void check_integer_pass(const DevicePass& pass);
+void check_float_pass(const DevicePass& pass);
 
 inline void require(bool condition, std::string_view what, std::string_view hint) {
   if (!condition) throw Error(ErrorCode::bad_argument, concat("linear: ", what)).hint(std::string(hint));

@@ -1,6 +1,8 @@
 // What the kernels of small floats share on both sides of a launch. Activations are f16.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "core/error.h"
@@ -9,9 +11,21 @@
 #include "kernels/small_float/codes.cuh"
 #include "kernels/small_float/scales.cuh"
 
+namespace w4q::kernels {
+
+struct DevicePass;
+struct LinearDesc;
+
+}  // namespace w4q::kernels
+
 namespace w4q::kernels::small_float {
 
 using frame::Launch;
+
+/// Whether kernels of `least` to `most` rows serve a layer: float-fragment, activations of f16.
+bool accepts(const LinearDesc& desc, int64_t least, int64_t most, std::string* why);
+/// E4M3 codes read a 256th of their value; E4M3 scales too, for which E2M1's table has 256 times its.
+void set_factors(const DevicePass& pass, bool rounds_scales, Launch& launch);
 
 /// Whether its scales are those of tiles and outputs: FP8.
 inline bool has_tiles(const formats::Scheme& scheme) noexcept { return scheme.bits == 8 && scheme.block != 32; }

@@ -13,15 +13,18 @@ namespace {
 
 constexpr std::string_view layout = "float-fragment";
 
+}  // namespace
+
+namespace small_float {
+
 bool accepts(const LinearDesc& desc, int64_t least, int64_t most, std::string* why) {
   if (!accepts_rows(desc, layout, least, most, why)) return false;
   return desc.activation == DType::f16 || because(why, "multiplies activations of f16");
 }
 
-/// E4M3 codes read a 256th of their value; E4M3 scales too, for which E2M1's table has 256 times its.
 void set_factors(const DevicePass& pass, bool rounds_scales, frame::Launch& launch) {
   const bool nvfp4 = pass.scheme.scale == formats::ScaleType::e4m3;
-  launch.table_factor = nvfp4 ? small_float::E4m3Scales::divisor : 1;
+  launch.table_factor = nvfp4 ? E4m3Scales::divisor : 1;
   launch.result_factor = pass.scheme.bits == 8 ? kbit::LanePairs<8, 64>::divisor : 1;
   launch.output_scales = pass.output_factors;
   launch.fp32_output_scales = true;
@@ -32,6 +35,23 @@ void set_factors(const DevicePass& pass, bool rounds_scales, frame::Launch& laun
   launch.scale_factor = std::ldexp(1.0f, exponent);
   launch.result_factor *= std::ldexp(1.0f, -exponent);
 }
+
+}  // namespace small_float
+
+void check_float_pass(const DevicePass& pass) {
+  require(
+      pass.scheme.family == formats::SchemeFamily::small_float,
+      [&] { return concat("scheme ", formats::to_string(pass.scheme), " is no small float"); },
+      "nvfp4, mxfp4, mxfp8 or fp8");
+  require(pass.scales != nullptr && (pass.scheme.bits == 8 || pass.codebook != nullptr), "a null pointer",
+          "scales, and of 4 bits a codebook, are needed");
+  require(aligned(pass.output_factors, 4), "a misaligned pointer", "f32 to 4 bytes");
+}
+
+namespace {
+
+using small_float::accepts;
+using small_float::set_factors;
 
 void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   frame::Launch launch = prepare(args);
@@ -60,22 +80,12 @@ void run_wide(const LinearArgs& args, const device::Stream& stream) {
       stream);
 }
 
-void check_pass(const DevicePass& pass) {
-  require(
-      pass.scheme.family == formats::SchemeFamily::small_float,
-      [&] { return concat("scheme ", formats::to_string(pass.scheme), " is no small float"); },
-      "nvfp4, mxfp4, mxfp8 or fp8");
-  require(pass.scales != nullptr && (pass.scheme.bits == 8 || pass.codebook != nullptr), "a null pointer",
-          "scales, and of 4 bits a codebook, are needed");
-  require(aligned(pass.output_factors, 4), "a misaligned pointer", "f32 to 4 bytes");
-}
-
 constexpr KernelRow rows[] = {
     {.name = "float-gemv",
      .description = "1 to 16 rows, memory-bound: the kbit GEMV, E4M3 codes by shifts, E4M3 scales in registers",
      .accepts = [](const LinearDesc& d, std::string* why) { return accepts(d, 1, most_gemv_rows, why); },
      .workspace = gemv_workspace,
-     .check = check_pass,
+     .check = check_float_pass,
      .run = run_gemv,
      .fuses = true},
     {.name = "float-gemm",
@@ -83,14 +93,14 @@ constexpr KernelRow rows[] = {
      .accepts = [](const LinearDesc& d,
                    std::string* why) { return accepts(d, most_gemv_rows + 1, most_gemm_rows(d), why); },
      .workspace = gemm_workspace,
-     .check = check_pass,
+     .check = check_float_pass,
      .run = run_gemm,
      .swiglu = GateOrder::turns},
     {.name = "float-wide",
      .description = "more than 128 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",
      .accepts = [](const LinearDesc& d, std::string* why) { return accepts(d, most_gemm_rows(d) + 1, most_rows, why); },
      .workspace = dequantize_gemm_workspace,
-     .check = check_pass,
+     .check = check_float_pass,
      .run = run_wide},
 };
 

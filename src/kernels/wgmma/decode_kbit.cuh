@@ -1,20 +1,56 @@
-// kbit-fragment weights for the warpgroup kernels: bulk copies of tiles to shared memory, and from there, by the table
-// of pairs and scales, to registers of A.
+// Weights in the order of kbit-fragment for the warpgroup kernels: bulk copies of tiles to shared memory, and from there,
+// by the table of pairs (or by shifts, of 8 bits) and scales, to registers of A.
 #pragma once
 
 #include "kernels/kbit/tile.cuh"
+#include "kernels/wgmma/fragment_codes.h"
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/plan.h"
 
 namespace w4q::kernels::wgmma {
 
+/// Scales of kbit's blocks of 32, 16·g + 8·block + 2·row tile + half: bytes of E4M4, or halves.
+template <class Type>
+struct KbitScales {
+  static constexpr int most_bytes = static_cast<int>(repack::KbitFragmentMap::tile_scales) * 2;  ///< of a tile
+  bool e4m4;
+
+  __host__ __device__ int bytes() const { return e4m4 ? most_bytes / 2 : most_bytes; }
+  /// Where a lane's of a row tile begin.
+  __device__ int offset(int lane, int row_tile) const {
+    return lane / 4 * (e4m4 ? 16 : 32) + row_tile * (e4m4 ? 2 : 4);
+  }
+  /// Of each block of 32, rows g and g + 8.
+  __device__ void load(const char* from, uint32_t (&both)[2]) const {
+    if (e4m4) {
+      both[0] = *reinterpret_cast<const uint16_t*>(from);
+      both[1] = *reinterpret_cast<const uint16_t*>(from + 8);
+    } else {
+      both[0] = *reinterpret_cast<const uint32_t*>(from);
+      both[1] = *reinterpret_cast<const uint32_t*>(from + 16);
+    }
+  }
+  /// The scale of rows g (half 0) or g + 8 (half 1), twice.
+  __device__ uint32_t pair(uint32_t both, int half) const {
+    if (e4m4) {
+      constexpr int shift = std::is_same_v<Type, device::HalfType> ? 6 : 3;
+      return __byte_perm(both, 0, half == 0 ? 0x4040 : 0x4141) << shift;
+    }
+    const uint32_t twice = __byte_perm(both, 0, half == 0 ? 0x1010 : 0x3232);
+    if constexpr (std::is_same_v<Type, device::HalfType>) return twice;
+    const float value = __half2float(__ushort_as_half(static_cast<unsigned short>(twice)));
+    return Type::pack(value, value);
+  }
+};
+
 /// The weights as a launch knows them.
+template <class Scales>
 struct KbitSource {
   CUtensorMap codes;   ///< [N-tile][tile][2][half a tile's words]
   CUtensorMap scales;  ///< [N-tile][tile][those of a tile]
   const float* codebook;
   float table_factor;  ///< the table holds the codebook times this
-  bool e4m4;
+  Scales scale_type;
 };
 
 /// Words bits · row_tile … of a lane's 4 · bits, which stand in groups of four, those of a tile's first lane at `from`
@@ -27,6 +63,11 @@ __device__ __forceinline__ void load_row_tile(const char* from, int row_tile, ui
   if constexpr (bits == 4) {
     const uint4 v = *reinterpret_cast<const uint4*>(group);
     words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  } else if constexpr (bits == 8) {
+    const uint4 low = *reinterpret_cast<const uint4*>(group);
+    const uint4 high = *reinterpret_cast<const uint4*>(group + 512);
+    words[0] = low.x, words[1] = low.y, words[2] = low.z, words[3] = low.w;
+    words[4] = high.x, words[5] = high.y, words[6] = high.z, words[7] = high.w;
   } else if constexpr (bits == 2) {
     const uint2 v = *reinterpret_cast<const uint2*>(group + first % 4 * 4);
     words[0] = v.x, words[1] = v.y;
@@ -44,25 +85,20 @@ __device__ __forceinline__ void load_row_tile(const char* from, int row_tile, ui
   }
 }
 
-template <int bits, class Type_>
+template <int bits, class Type_, class Scales = KbitScales<Type_>>
 struct KbitWeights {
   using Type = Type_;
-  using Source = KbitSource;
+  using Source = KbitSource<Scales>;
   static constexpr bool makes_inputs = false;
   static constexpr int n_tiles = job_outputs / 64;
   using Map = repack::KbitFragmentMap;
   static constexpr int table_kilobytes = 64;
   using Pairs = kbit::LanePairs<bits, table_kilobytes>;
 
-  static constexpr int table_bytes = table_kilobytes * 1024;
+  static constexpr int table_bytes = bits == 8 ? 0 : table_kilobytes * 1024;
   static constexpr int code_bytes = static_cast<int>(Map::tile_words(bits)) * 4;  ///< of a tile of 64 × 64
-  static constexpr int most_scale_bytes = static_cast<int>(Map::tile_scales) * 2;
   /// Of `tiles` tiles along k for all N-tiles of a job: codes [tile][N-tile], then scales [tile][N-tile].
-  static constexpr int stage_bytes(int tiles) { return tiles * n_tiles * (code_bytes + most_scale_bytes); }
-
-  __host__ __device__ static constexpr int scale_bytes(bool e4m4) {
-    return static_cast<int>(Map::tile_scales) * (e4m4 ? 1 : 2);
-  }
+  static constexpr int stage_bytes(int tiles) { return tiles * n_tiles * (code_bytes + Scales::most_bytes); }
 
   /// All warps of the block.
   __device__ static void fill_table(char* table, const Source& source) {
@@ -71,32 +107,20 @@ struct KbitWeights {
 
   /// Bytes that fetch() brings.
   __device__ static uint32_t tile_bytes(const Source& source) {
-    return n_tiles * (code_bytes + scale_bytes(source.e4m4));
+    return n_tiles * (code_bytes + source.scale_type.bytes());
   }
   /// Starts copies of tile `tile` to place `index` of a stage of `tiles`. Row groups beyond the weight are zeros.
   template <int tiles>
   __device__ static void fetch(const Source& source, int strip, int tile, uint32_t stage, int index, uint32_t barrier) {
     copy_box(stage + index * n_tiles * code_bytes, &source.codes, make_int4(0, 0, tile, strip * n_tiles), barrier);
-    copy_box(stage + tiles * n_tiles * code_bytes + index * n_tiles * scale_bytes(source.e4m4), &source.scales,
+    copy_box(stage + tiles * n_tiles * code_bytes + index * n_tiles * source.scale_type.bytes(), &source.scales,
              make_int3(0, tile, strip * n_tiles), barrier);
   }
 
   /// A lane's codes and scales of one row tile of one tile.
   struct Words {
     uint32_t codes[bits];
-    uint32_t scales[2];  ///< of each block: two bytes or two halves
-
-    /// The scale of rows g (half 0) or g + 8 (half 1), twice.
-    __device__ uint32_t scale(int block, int half, bool e4m4) const {
-      if (e4m4) {
-        constexpr int shift = std::is_same_v<Type, device::HalfType> ? 6 : 3;
-        return __byte_perm(scales[block], 0, half == 0 ? 0x4040 : 0x4141) << shift;
-      }
-      const uint32_t both = __byte_perm(scales[block], 0, half == 0 ? 0x1010 : 0x3232);
-      if constexpr (std::is_same_v<Type, device::HalfType>) return both;
-      const float value = __half2float(__ushort_as_half(static_cast<unsigned short>(both)));
-      return Type::pack(value, value);
-    }
+    uint32_t scales[2];  ///< as Scales::load has them
   };
 
   /// One warp's view of a stage of `tiles` tiles: N-tile `group`, row tile `row_tile`.
@@ -106,38 +130,47 @@ struct KbitWeights {
     const char* codes;  ///< offsets from the stage
     const char* scales;
     int row_tile;
-    bool e4m4;
+    Scales scale_type;
     int scale_stride;
 
     __device__ Decoder(const char* table, const char* first_stage, const Source& source, int group, int tile_of_16)
         : pairs(table),
           codes(first_stage + group * code_bytes + threadIdx.x % 32 * 16),
-          scales(first_stage + n_tiles * tiles * code_bytes + group * scale_bytes(source.e4m4) +
-                 threadIdx.x % 32 / 4 * (source.e4m4 ? 16 : 32) + tile_of_16 * (source.e4m4 ? 2 : 4)),
+          scales(first_stage + n_tiles * tiles * code_bytes + group * source.scale_type.bytes() +
+                 source.scale_type.offset(static_cast<int>(threadIdx.x) % 32, tile_of_16)),
           row_tile(tile_of_16),
-          e4m4(source.e4m4),
-          scale_stride(n_tiles * scale_bytes(source.e4m4)) {}
+          scale_type(source.scale_type),
+          scale_stride(n_tiles * source.scale_type.bytes()) {}
 
     /// Tile `tile` of the stage at `offset`; of the weight it is some other, which does not matter here.
     __device__ __forceinline__ void load(int offset, int tile, int, Words& words) const {
       load_row_tile(codes + offset + tile * n_tiles * code_bytes, row_tile, words.codes);
-      const char* const from = scales + offset + tile * scale_stride;
-      if (e4m4) {
-        words.scales[0] = *reinterpret_cast<const uint16_t*>(from);
-        words.scales[1] = *reinterpret_cast<const uint16_t*>(from + 8);
-      } else {
-        words.scales[0] = *reinterpret_cast<const uint32_t*>(from);
-        words.scales[1] = *reinterpret_cast<const uint32_t*>(from + 16);
-      }
+      scale_type.load(scales + offset + tile * scale_stride, words.scales);
     }
 
     __device__ __forceinline__ void decode(const Words& words, int step, uint32_t (&a)[4]) const {
       pairs.step([&](int w) { return words.codes[w]; }, step, a);
-      const uint32_t scale[2] = {words.scale(step / 2, 0, e4m4), words.scale(step / 2, 1, e4m4)};
+      const uint32_t both = words.scales[step / 2];
+      const uint32_t scale[2] = {scale_type.pair(both, 0), scale_type.pair(both, 1)};
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
     }
   };
 };
+
+template <class Weights>
+typename Weights::Source kbit_source(const frame::Launch& launch, const decltype(Weights::Source::scale_type)& type) {
+  typename Weights::Source source{};
+  source.scale_type = type;
+  source.codebook = launch.codebook;
+  source.table_factor = launch.table_factor;
+  source.codes = map_fragment_codes<Weights>(launch.codes, launch.k_tiles, launch.n_tiles);
+  const int bytes = type.bytes();
+  source.scales = map_boxes(launch.scales, CU_TENSOR_MAP_DATA_TYPE_UINT32,
+                            {{bytes / 4, 0, bytes / 4},
+                             {launch.k_tiles, bytes, 1},
+                             {launch.n_tiles, int64_t{launch.k_tiles} * bytes, Weights::n_tiles}});
+  return source;
+}
 
 }  // namespace w4q::kernels::wgmma

@@ -32,6 +32,7 @@ struct Layer {
   MailboxPair* exchange = nullptr;
   const void* output_scales = nullptr;
   bool bf16_output_scales = false;
+  const float* output_factors = nullptr;
   bool swiglu = false;
 };
 
@@ -50,8 +51,12 @@ inline Layer layer_of(const frame::Launch& launch) {
   layer.result_factor = launch.result_factor;
   layer.overlap = launch.overlap;
   layer.exchange = launch.mailboxes;
-  layer.output_scales = launch.output_scales;
-  layer.bf16_output_scales = launch.bf16_output_scales;
+  if (launch.fp32_output_scales) {
+    layer.output_factors = static_cast<const float*>(launch.output_scales);
+  } else {
+    layer.output_scales = launch.output_scales;
+    layer.bf16_output_scales = launch.bf16_output_scales;
+  }
   layer.swiglu = launch.fusion.swiglu;
   return layer;
 }
@@ -79,6 +84,7 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   task.swiglu = layer.swiglu;
   task.output_scales = layer.output_scales;
   task.bf16_output_scales = layer.bf16_output_scales;
+  task.output_factors = layer.output_factors;
   task.y = layer.y;
   task.ldy = layer.ldy;
   task.m = static_cast<int>(layer.m);

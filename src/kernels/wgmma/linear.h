@@ -37,6 +37,11 @@ inline constexpr int64_t most_rows_at_once = 4096;
 void launch_kbit(const frame::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
                  const device::Stream& stream, std::string_view shape);
 
+/// float-fragment weights with scales of blocks: NVFP4, MXFP4, MXFP8; `launch` with the factors of scaled weights,
+/// activations of f16. What launch_kbit() says.
+void launch_float(const frame::Launch& launch, const formats::Scheme& scheme, void* arranged,
+                  const device::Stream& stream, std::string_view shape);
+
 /// Marlin's int4 words, symmetric, groups of 32 · 2^i or one. What launch_kbit() says.
 void launch_marlin(const integer::MarlinLaunch& launch, DType activation, void* arranged, const device::Stream& stream,
                    std::string_view shape);

@@ -15,6 +15,9 @@ namespace {
 void launch_kbit(const frame::Launch&, const formats::Scheme&, DType, void*, const device::Stream&, std::string_view) {
   refuse();
 }
+void launch_float(const frame::Launch&, const formats::Scheme&, void*, const device::Stream&, std::string_view) {
+  refuse();
+}
 void launch_marlin(const integer::MarlinLaunch&, DType, void*, const device::Stream&, std::string_view) { refuse(); }
 
 }  // namespace w4q::kernels::wgmma

@@ -57,6 +57,7 @@ struct Results {
       scale *= task.bf16_output_scales ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
                                        : __half2float(__ushort_as_half(bits));
     }
+    if (task.output_factors != nullptr) scale *= task.output_factors[at];
     return make_float2(scale, task.bias != nullptr ? task.bias[at] : 0);
   }
   __device__ int64_t at(int output, int row) const { return (first_row + row) * task.ldy + first_stored + output; }

@@ -5,6 +5,7 @@
 #include "kernels/integer/launch.cuh"
 #include "kernels/kbit/launch.cuh"
 #include "kernels/linear/rows.h"
+#include "kernels/small_float/launch.cuh"
 #include "kernels/wgmma/linear.h"
 #include "kernels/wgmma/plan.h"
 
@@ -34,6 +35,13 @@ bool accepts_kbit(const LinearDesc& desc, std::string* why) {
   return accepts(desc, "kbit-fragment", most_gemv_rows + 1, 1024, why);
 }
 
+bool accepts_float(const LinearDesc& desc, std::string* why) {
+  if (!small_float::accepts(desc, most_gemv_rows + 1, wgmma::most_rows_here(desc.m, 1024), why)) return false;
+  const std::string_view refusal = wgmma::refusal(desc.gpu, desc.k());
+  if (!refusal.empty()) return because(why, refusal);
+  return !small_float::has_tiles(desc.pass().scheme) || because(why, "reads scales of blocks of 16 and 32");
+}
+
 bool accepts_marlin(const LinearDesc& desc, std::string* why) {
   // At 9 to 16 rows activations would be half of what the GEMV reads.
   if (!accepts(desc, "marlin", 9, 2048, why)) return false;
@@ -52,6 +60,12 @@ void run_kbit(const LinearArgs& args, const device::Stream& stream) {
   wgmma::launch_kbit(launch, args.pass().scheme, args.activation, args.workspace.scratch, stream, args.shape);
 }
 
+void run_float(const LinearArgs& args, const device::Stream& stream) {
+  frame::Launch launch = prepare(args);
+  small_float::set_factors(args.pass(), true, launch);
+  wgmma::launch_float(launch, args.pass().scheme, args.workspace.scratch, stream, args.shape);
+}
+
 void run_marlin(const LinearArgs& args, const device::Stream& stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
   // A code less 8 and a scale below 2^12 stay inside f16 as they are.
@@ -67,6 +81,14 @@ constexpr KernelRow rows[] = {
      .workspace = workspace,
      .check = check_kbit_pass,
      .run = run_kbit,
+     .swiglu = GateOrder::turns},
+    {.name = "float-wgmma",
+     .description =
+         "17 to 1024 rows on sm_90, NVFP4, MXFP4 and MXFP8: kbit's warpgroup kernel with their codes and scales",
+     .accepts = accepts_float,
+     .workspace = workspace,
+     .check = check_float_pass,
+     .run = run_float,
      .swiglu = GateOrder::turns},
     {.name = "marlin-wgmma",
      .description = "9 to 2048 rows on sm_90, symmetric int4: warpgroup products, decoded weights in registers",
