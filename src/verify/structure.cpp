@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "checkpoint/dialect/dialect.h"
 #include "core/convert.h"
@@ -266,10 +268,29 @@ class StructureCheck {
 
   /// The same of all that an unrounded copy keeps.
   bool computes_just_as_base() const {
-    const auto &ours = config_, &theirs = *base_config_;
-    return computes_as_base() && ours.rope == theirs.rope && ours.head_dim == theirs.head_dim &&
-           ours.max_positions == theirs.max_positions && ours.sliding_window == theirs.sliding_window &&
-           ours.eos_tokens == theirs.eos_tokens && ours.tied_embeddings == theirs.tied_embeddings;
+    const auto of_all = [](const model::ModelConfig& config) {
+      return std::tie(config.rope, config.head_dim, config.max_positions, config.sliding_window, config.eos_tokens,
+                      config.tied_embeddings, config.activation, config.activation_limit, config.embedding_scale,
+                      config.residual_scale, config.logit_scale, config.logit_cap, config.intermediate_sizes,
+                      config.delta_layers, config.delta, config.mixture_layers, config.layer_embedding_size);
+    };
+    return computes_as_base() && of_all(config_) == of_all(*base_config_) && chooses_as_base() && attends_as_base();
+  }
+  /// However experts stand in the files.
+  bool chooses_as_base() const {
+    const auto of_mixture = [](const model::MixtureConfig& mixture) {
+      return std::tie(mixture.experts, mixture.chosen, mixture.intermediate, mixture.shared_intermediate,
+                      mixture.scoring, mixture.renormalizes, mixture.scale, mixture.groups, mixture.chosen_groups);
+    };
+    return of_mixture(config_.mixture) == of_mixture(base_config_->mixture);
+  }
+  bool attends_as_base() const {
+    const auto of_layer = [](const model::AttentionConfig& layer) {
+      return std::tie(layer.heads, layer.kv_heads, layer.head_dim, layer.window, layer.rope, layer.scale,
+                      layer.soft_cap, layer.temperature, layer.temperature_length, layer.output_gate, layer.sinks,
+                      layer.keys_are_values, layer.value_norm, layer.keys_of);
+    };
+    return std::ranges::equal(config_.attention, base_config_->attention, std::ranges::equal_to{}, of_layer, of_layer);
   }
 
   /// Rounding leaves most of a tensor's energy where it was; another tensor's values do not.

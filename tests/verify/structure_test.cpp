@@ -88,6 +88,24 @@ TEST_F(Structure, AnotherConfigIsNotTheBase) {
   expect_fault(structure(), "config.json differs");
 }
 
+/// Another version of transformers writes what the file left out, but computes no other model.
+TEST_F(Structure, AConfigWrittenAnewComputesTheSame) {
+  auto config = io::read_json(path_ / "config.json");
+  const auto write = [&] { std::ofstream(path_ / "config.json") << config.dump(); };
+  config["transformers_version"] = "5.0.0";
+  config["output_attentions"] = false;
+  write();
+  EXPECT_TRUE(structure().passed);
+  for (const auto& [key, value] :
+       {std::pair<const char*, io::Json>{"rope_theta", 20000.0}, {"hidden_act", "gelu"}, {"eos_token_id", 7}}) {
+    const io::Json before = config.value(key, io::Json());
+    config[key] = value;
+    write();
+    EXPECT_FALSE(structure().passed) << key;
+    config[key] = before;
+  }
+}
+
 TEST_F(Structure, ADamagedCodebookFailsTheCodes) {
   rewrite([](auto& tensor, auto& bytes) {
     if (tensor.name == "model.layers.2.mlp.gate_proj.0.codebook") std::fill(bytes.begin(), bytes.end(), std::byte{0});
