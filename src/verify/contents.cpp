@@ -277,8 +277,23 @@ std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vect
   check.detail =
       concat(packed, " of ", contents.linears().size(), " matrices are packed",
              contents.small_floats() ? ", by their names, shapes and scales" : ", by their names and shapes");
-  if (!check.passed) check.detail += concat("; ", check.faults.size(), " faults");
   return check;
+}
+
+void excuse_as_in_base(Check& check, const checkpoint::Folder& base, std::vector<std::string>& notes) {
+  const StoredContents contents(base);
+  ContentsFindings findings;
+  for (const ContentsRule& rule : name_rules()) {
+    if (!rule.small_floats) rule.run(contents, findings);
+  }
+  const auto of_config = [&](const std::string& fault) {
+    return fault.starts_with("config.json ") && std::ranges::count(findings.faults, fault) > 0;
+  };
+  for (const std::string& fault : check.faults) {
+    if (of_config(fault)) notes.push_back(concat(fault, ": nor is it in the base"));
+  }
+  std::erase_if(check.faults, of_config);
+  check.passed = check.faults.empty();
 }
 
 CheckRow contents_check() {
@@ -288,9 +303,12 @@ CheckRow contents_check() {
             std::vector<std::string> notes;
             auto check = check_contents(context.headers(), &notes);
             if (!check) return;
+            if (!check->passed && context.options().has_base())
+              excuse_as_in_base(*check, context.base_headers(), notes);
             const auto stated = checkpoint::stated_quantization(context.headers().config, context.headers().path);
             // Of plain weights it speaks where something is missing only.
             if (check->passed && !stated) return;
+            if (!check->passed) check->detail += concat("; ", check->faults.size(), " faults");
             for (const auto& note : notes) findings.note(note);
             findings.checks.add(std::move(*check));
           }};

@@ -106,5 +106,7 @@ std::span<const ContentsRule> size_rules();
 
 /// Nothing for a folder of w4q's own.
 std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vector<std::string>* notes = nullptr);
+/// What config.json promises and the base lacks as well was not lost on the way: such faults become notes.
+void excuse_as_in_base(Check& check, const checkpoint::Folder& base, std::vector<std::string>& notes);
 
 }  // namespace w4q::verify

@@ -103,6 +103,10 @@ const checkpoint::Folder& CheckContext::headers() {
   return *headers_;
 }
 
+checkpoint::Folder CheckContext::base_headers() const {
+  return {options_.base, checkpoint::read_config_file(options_.base), io::Checkpoint::open(options_.base)};
+}
+
 const model::OpenedModel& CheckContext::candidate() {
   if (!candidate_) {
     checkpoint::require_folder(options_.model);

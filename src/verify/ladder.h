@@ -68,6 +68,8 @@ class CheckContext {
   bool foreign();
   /// The candidate's headers, whatever its config says of them: what is packed is not read yet.
   const checkpoint::Folder& headers();
+  /// The base's likewise. Needs has_base().
+  checkpoint::Folder base_headers() const;
   const model::OpenedModel& candidate();
   /// With the rotations that the candidate has folded in folded into it too. Needs has_base().
   const model::OpenedModel& base();

@@ -117,6 +117,26 @@ TEST_F(ContentsPeers, TextAndPagesThatStandTwice) {
 }
 
 /// Programs that read all files take either.
+/// A text model that was saved without the layers its config still promises: what is made of it did not lose them.
+TEST_F(ContentsPeers, WhatTheBaseLacksIsANote) {
+  auto made = test::made_mixture(Storage::fp8_channel);
+  made.config["num_nextn_predict_layers"] = 1;
+  made.write(folder_ / "made");
+  const checkpoint::Folder headers{folder_ / "made", made.config, io::Checkpoint::open(folder_ / "made")};
+  auto check = check_contents(headers);
+  ASSERT_TRUE(check && !check->passed);
+  std::vector<std::string> notes;
+  auto other = headers.config;
+  other.erase("num_nextn_predict_layers");
+  excuse_as_in_base(*check, {headers.path, other, headers.tensors}, notes);
+  EXPECT_FALSE(check->passed);
+  EXPECT_TRUE(notes.empty());
+  excuse_as_in_base(*check, headers, notes);
+  EXPECT_TRUE(check->passed) << join(check->faults, "\n");
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("layers for further tokens (MTP)"), std::string::npos) << notes[0];
+}
+
 TEST_F(ContentsPeers, ATensorInTwoFiles) {
   auto made = test::made_mixture(Storage::bf16);
   const auto folder = folder_ / "two";
