@@ -156,6 +156,39 @@ void add_matrix(AffineMatrices& all, const std::string& name, const Shape& shape
   all.derived.emplace(name, io::DerivedTensor{DType::f32, DType::bf16, shape, {}, std::move(rows)});
 }
 
+/// "X.switch_mlp.gate_proj", as mlx-lm names stacks of experts, is "X.experts.3.gate_proj" as the models name the fourth of
+/// them, "w1" for gates in a block_sparse_moe; of other stacks "X.3".
+std::string expert_of(const std::string& module, int64_t expert) {
+  constexpr std::string_view stack = ".switch_mlp.";
+  const size_t at = module.find(stack);
+  if (at == std::string::npos) return concat(module, ".", expert);
+  const std::string path = module.substr(0, at), part = module.substr(at + stack.size());
+  std::string name = part;
+  if (path.ends_with("block_sparse_moe")) {
+    for (const auto& [ours, theirs] : {std::pair("gate_proj", "w1"), {"down_proj", "w2"}, {"up_proj", "w3"}}) {
+      if (part == ours) name = theirs;
+    }
+  }
+  return concat(path, ".experts.", expert, ".", name);
+}
+
+/// A stack of experts in 16 bit, whose inputs the groups do not divide.
+void add_plain_stack(const Source& tensors, const std::string& name, AffineMatrices& all) {
+  const Shape shape = tensors->at(name).shape;
+  const std::string module = name.substr(0, name.size() - std::string_view(".weight").size());
+  all.hidden.insert(name);
+  for (int64_t expert = 0; expert < shape[0]; ++expert) {
+    add_matrix(all, expert_of(module, expert) + ".weight", {shape[1], shape[2]},
+               [tensors, name, shape, expert]() -> io::RowReader {
+                 const auto loaded = std::make_shared<const io::LoadedTensor>(tensors->load(name));
+                 return [loaded, shape, expert](int64_t row, std::span<float> values) {
+                   const int64_t width = dtype_bits((*loaded)->dtype) / 8, first = (expert * shape[1] + row) * shape[2];
+                   widen((*loaded)->bytes.subspan(static_cast<size_t>(first * width)), (*loaded)->dtype, values);
+                 };
+               });
+  }
+}
+
 void add_mlx(const Source& tensors, const io::Json& quantization, const std::string& name, AffineMatrices& all) {
   const MlxForm form = mlx_form(*tensors, quantization, name);
   for (const std::string& part : {form.scales, form.biases}) {
@@ -169,7 +202,7 @@ void add_mlx(const Source& tensors, const io::Json& quantization, const std::str
   all.hidden.insert(name);
   const std::string module = name.substr(0, name.size() - std::string_view(".weight").size());
   for (int64_t expert = 0; expert < stored[0]; ++expert) {
-    add_matrix(all, concat(module, ".", expert, ".weight"), {form.n, form.k},
+    add_matrix(all, expert_of(module, expert) + ".weight", {form.n, form.k},
                [tensors, form, expert] { return mlx_rows(*tensors, form, expert * form.n); });
   }
 }
@@ -233,6 +266,8 @@ AffineMatrices read_affine_integers(const Source& tensors, const io::Json& quant
     const std::string module = name.substr(0, name.size() - std::string_view(".weight").size());
     if (mlx && info.dtype == DType::u32 && tensors->contains(module + ".scales"))
       add_mlx(tensors, quantization, name, all);
+    if (mlx && is_weight_dtype(info.dtype) && info.shape.size() == 3 && name.find(".switch_mlp.") != std::string::npos)
+      add_plain_stack(tensors, name, all);
     if (int4 && info.dtype == DType::u8 && tensors->contains(name + "_scale")) add_int4(tensors, name, all);
   }
   return all;

@@ -128,6 +128,23 @@ void StoredContents::find_carried() {
   }
 }
 
+int64_t StoredContents::mlx_group(const std::string& module) const {
+  if (!checkpoint::states_mlx(quantization_)) return 0;
+  const auto own = quantization_.find(module);
+  const io::Json& setting = own != quantization_.end() && own->is_object() ? *own : quantization_;
+  const io::Json group = setting.value("group_size", io::Json(0));
+  return group.is_number_integer() ? group.get<int64_t>() : 0;
+}
+
+bool StoredContents::is_left_by_program(const StoredLinear& linear) const {
+  if (const int64_t group = mlx_group(linear.path); group > 0) return linear.k % group != 0;
+  if (!quantization_.is_object() || linear.path.find(".experts.") == std::string::npos) return false;
+  return quantization_.value("quant_method", io::Json()) == "bitsandbytes" &&
+         std::ranges::none_of(linears_, [](const StoredLinear& other) {
+           return other.kind != Kind::plain && other.path.find(".experts.") != std::string::npos;
+         });
+}
+
 std::string StoredContents::scales_beside(const std::string& name) const {
   const auto plain = std::string(model::module_path(name)) + ".scale";  // DeepSeek-V4's
   for (const std::string& scales : {name + "_scale_inv", name + "_scale", plain}) {
@@ -168,6 +185,7 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
     linear.kind = Kind::integer;
     if (shape.size() == 3) linear.experts = shape[0];
     linear.n = shape.size() < 2 ? 0 : shape[shape.size() - 2];
+    linear.k = tensors().at(linear.path + ".scales").shape.back() * mlx_group(linear.path);
   } else if (checkpoint::states_int4_awq(quantization_) && name.ends_with(".weight") && info.dtype == DType::u8 &&
              shape.size() == 2) {
     linear.path = without(name, ".weight");
@@ -194,7 +212,8 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
   } else if (name.ends_with(".qweight") || name.ends_with(".trellis")) {
     linear.path = without(name, name.ends_with(".qweight") ? ".qweight" : ".trellis");
     linear.kind = Kind::integer;
-  } else if (name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with("_scales")) {
+  } else if (name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with("_scales") ||
+             (mlx_group({}) > 0 && (name.ends_with(".scales") || name.ends_with(".biases")))) {
     return;  // of stacks, whose scales have as many dimensions
   } else if (is_weight_dtype(info.dtype) && (shape.size() == 3 || (shape.size() == 2 && name.ends_with(".weight")))) {
     linear.path = model::module_path(name);

@@ -58,6 +58,9 @@ class StoredContents {
   const std::vector<std::string>& ignored() const noexcept { return ignored_; }
   /// The entry that leaves a module in 16 bit; empty: none does, and the config means it to be quantized.
   std::string left_out_by(std::string_view module) const;
+  /// Whether the program that packed the others packs none like it: mlx-lm leaves inputs that its groups do not divide,
+  /// and bitsandbytes what is no linear of its own in memory, as experts are.
+  bool is_left_by_program(const StoredLinear& linear) const;
   /// Whether a known architecture never reads it, or reads it beside the text model.
   bool is_carried(std::string_view module) const { return carried_.contains(module); }
   /// Whether the architecture is one that is decoded.
@@ -69,6 +72,7 @@ class StoredContents {
   /// Whether a byte is two codes of E2M1.
   bool holds_pairs(const std::string& name, const io::TensorInfo& info) const;
   void find_carried();
+  int64_t mlx_group(const std::string& module) const;  ///< 0: not MLX's
 
   const checkpoint::Folder& folder_;
   io::Json quantization_;

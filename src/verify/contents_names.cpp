@@ -30,7 +30,8 @@ void in_16_bit(const StoredContents& contents, ContentsFindings& findings) {
   for (const auto& linear : contents.linears()) {
     const bool in_layer = model::layer_numbers(linear.path).layer >= 0;
     const std::string entry = contents.left_out_by(linear.path);
-    if (linear.kind == Kind::plain && entry.empty() && in_layer && is_meant(contents, linear)) {
+    const bool is_plain = linear.kind == Kind::plain && !contents.is_left_by_program(linear);
+    if (is_plain && entry.empty() && in_layer && is_meant(contents, linear)) {
       findings.fault(linear.path, linear.experts > 0 ? "holds experts in 16 bit, but the config lists them as quantized"
                                                      : "is in 16 bit, but the config lists it as quantized");
     } else if (linear.kind != Kind::plain && !entry.empty()) {

@@ -1,6 +1,7 @@
 #include "verify/rescaled.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "core/convert.h"
@@ -75,6 +76,75 @@ std::vector<float> measure_columns(const LinearWeight& base, const LinearWeight&
   return result;
 }
 
+/// Of each of k columns, the factor of the row that writes it; one where there is none.
+std::vector<float> channel_factors(const model::InputGroup& group, const std::vector<float>& rows, int64_t k) {
+  std::vector<float> result(static_cast<size_t>(k), 1.0f);
+  for (int64_t c = 0; c < k && !rows.empty(); ++c) {
+    const auto channel = static_cast<size_t>(group.producer_channel(c));
+    if (channel < rows.size()) result[static_cast<size_t>(c)] = rows[channel];
+  }
+  return result;
+}
+
+/// Rows of what reads scaled rows that are asked.
+constexpr int64_t asked_rows = 256;
+/// A factor is another one beyond so many standard errors.
+constexpr double surely = 4;
+
+/// Columns whose own factor is that of the row that writes them, and those that have none although the row has.
+struct CarriedColumns {
+  int64_t all = 0, with = 0, without = 0;
+
+  /// Whether factors went into them: into more than a few single ones, and hardly any is without.
+  bool carry() const noexcept { return with > 2 * without && 256 * with > all; }
+};
+
+/// Of sums over rows of a column: what the base's is multiplied by to come nearest to the stored one, and its standard
+/// error.
+struct ColumnFactor {
+  double products = 0, squares = 0, found = 0;
+  int64_t rows = 0;
+
+  double value() const noexcept { return products / squares; }
+  double error() const noexcept {
+    const double rest = std::max(0.0, found - products * products / squares);
+    return std::sqrt(rest / squares / static_cast<double>(rows));
+  }
+};
+
+std::vector<ColumnFactor> column_factors(const LinearWeight& base, const LinearWeight& stored) {
+  const auto k = static_cast<size_t>(stored.k);
+  const int64_t blocks = (stored.n + row_block - 1) / row_block;
+  const int64_t taken = std::clamp<int64_t>(asked_rows / row_block, 1, blocks);
+  std::vector<float> a(static_cast<size_t>(row_block) * k), b(a.size());
+  std::vector<ColumnFactor> columns(k);
+  for (int64_t i = 0; i < taken; ++i) {
+    const int64_t begin = i * blocks / taken * row_block, end = std::min(begin + row_block, stored.n);
+    kernels::decode_rows(base, begin, end, {a.data(), end - begin, stored.k});
+    kernels::decode_rows(stored, begin, end, {b.data(), end - begin, stored.k});
+    for (size_t at = 0; at < static_cast<size_t>(end - begin) * k; ++at) {
+      auto& column = columns[at % k];
+      const double wanted = a[at], found = b[at];
+      column.products += wanted * found, column.squares += wanted * wanted, column.found += found * found;
+    }
+    for (auto& column : columns) column.rows += end - begin;
+  }
+  return columns;
+}
+
+void ask_columns(const std::vector<ColumnFactor>& columns, const std::vector<float>& of_rows, CarriedColumns& result) {
+  for (size_t c = 0; c < columns.size(); ++c) {
+    if (!(columns[c].squares > 0)) continue;
+    ++result.all;
+    const double value = columns[c].value(), sure = surely * columns[c].error();
+    // Of a column nearly all of whose codes are none, beside louder ones, nothing is known.
+    if (!(value > sure)) continue;
+    const double from_row = std::abs(value - double{of_rows[c]}), from_one = std::abs(value - 1);
+    result.with += from_one > sure && 2 * from_row < from_one;
+    result.without += from_row > sure && 2 * from_one < from_row;
+  }
+}
+
 }  // namespace
 
 LinearWeight stored_weight(const checkpoint::Folder& source, const std::string& module) {
@@ -117,9 +187,12 @@ bool RescaledWeights::folds(const std::string& producer) {
   if (members.empty()) return false;
   const auto known = folds_.find(producer);
   if (known != folds_.end()) return known->second;
-  // Where each of them is the base's as it stands, nothing went from one to another.
-  members.push_back(producer);
-  const bool plain = std::ranges::all_of(members, [&](const std::string& module) {
+  return folds_[producer] = !are_plain(producer, members) || carries_rows(producer, members);
+}
+
+bool RescaledWeights::are_plain(const std::string& producer, std::vector<std::string> consumers) const {
+  consumers.push_back(producer);
+  return std::ranges::all_of(consumers, [&](const std::string& module) {
     const auto member = model::find_linear(candidate_.config, module);
     Units units;
     if (member->group.norm) units.cols = norm_ratio(member->group, member->linear.k);
@@ -127,7 +200,20 @@ bool RescaledWeights::folds(const std::string& producer) {
         limit_of(stored_weight(base_.folder, module), stored_weight(candidate_.folder, module), units, {});
     return !limit || (limit->holds() && limit->worst_row() == nullptr);
   });
-  return folds_[producer] = !plain;
+}
+
+bool RescaledWeights::carries_rows(const std::string& producer, const std::vector<std::string>& consumers) {
+  const auto stored = stored_weight(candidate_.folder, producer), base = stored_weight(base_.folder, producer);
+  if (stored.n != base.n || stored.k != base.k) return false;
+  const auto& factors = rows(producer);
+  CarriedColumns columns;
+  for (const std::string& module : consumers) {
+    const auto group = model::find_linear(candidate_.config, module)->group;
+    const auto wanted = stored_weight(base_.folder, module), found = stored_weight(candidate_.folder, module);
+    if (wanted.n != found.n || wanted.k != found.k) return false;
+    ask_columns(column_factors(wanted, found), channel_factors(group, factors, found.k), columns);
+  }
+  return columns.carry();
 }
 
 std::vector<float> RescaledWeights::norm_ratio(const model::InputGroup& group, int64_t size) const {
@@ -150,14 +236,8 @@ std::vector<float> RescaledWeights::norm_ratio(const model::InputGroup& group, i
 std::vector<float> RescaledWeights::columns(const std::string& module, int64_t k) {
   const auto group = model::find_linear(candidate_.config, module)->group;
   if (group.norm) return norm_ratio(group, k);
-  std::vector<float> result(static_cast<size_t>(k), 1.0f);
-  if (group.producer.empty() || !folds(group.producer)) return result;
-  const auto& produced = rows(group.producer);
-  for (int64_t c = 0; c < k; ++c) {
-    const auto channel = static_cast<size_t>(group.producer_channel(c));
-    if (channel < produced.size()) result[static_cast<size_t>(c)] = produced[channel];
-  }
-  return result;
+  const bool carries = !group.producer.empty() && folds(group.producer);
+  return channel_factors(group, carries ? rows(group.producer) : std::vector<float>{}, k);
 }
 
 const std::vector<float>& RescaledWeights::rows(const std::string& module) {

@@ -39,6 +39,10 @@ class RescaledWeights {
   bool is_rescaled(const std::string& module);
   /// Whether rows of a linear gave scales to those that read them.
   bool folds(const std::string& producer);
+  /// Whether a linear and what reads it are the base's as they stand, within what rounding may leave.
+  bool are_plain(const std::string& producer, std::vector<std::string> consumers) const;
+  /// Whether the columns of what reads a linear carry the factors of its rows.
+  bool carries_rows(const std::string& producer, const std::vector<std::string>& consumers);
   std::vector<float> columns(const std::string& module, int64_t k);
   const std::vector<float>& rows(const std::string& module);
   /// What the channels behind a norm were multiplied by: the ratio of its two versions, or where it was tuned behind that

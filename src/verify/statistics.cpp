@@ -15,7 +15,6 @@
 #include "model/kinds.h"
 #include "model/layer_plan.h"
 #include "model/parameters.h"
-#include "verify/median.h"
 #include "verify/rungs.h"
 #include "verify/statistics_exchanged.h"
 #include "verify/statistics_norms.h"
@@ -128,20 +127,19 @@ void add_plain(const model::OpenedModel& model, const std::map<std::string, Ener
 }
 
 /// Of what reads each norm.
-ReaderSizes reader_sizes(const LayerGroups& groups, const std::map<std::string, Energies, std::less<>>& energies) {
-  ReaderSizes sizes;
+ReaderColumns reader_columns(const LayerGroups& groups, const std::map<std::string, Energies, std::less<>>& energies) {
+  ReaderColumns columns;
   for (const auto& layer : groups) {
     for (const auto& group : layer) {
-      const auto found =
-          group.norm && !group.linears.empty() ? energies.find(group.linears.front().name) : energies.end();
-      if (found == energies.end() || found->second.rows_taken.empty()) continue;
-      const Energies& reader = found->second;
-      if (reader.cols.empty()) continue;
-      sizes.emplace(group.norm->name + ".weight",
-                    std::exp(median(reader.cols) / 2) / std::sqrt(static_cast<double>(reader.rows_taken.size())));
+      if (!group.norm || group.linears.empty()) continue;
+      auto& measured = columns[group.norm->name + ".weight"];
+      const auto found = energies.find(group.linears.front().name);
+      if (found == energies.end() || found->second.rows_taken.empty() || !measured.empty()) continue;
+      const double rows = std::log(static_cast<double>(found->second.rows_taken.size()));
+      for (const double column : found->second.cols) measured.push_back((column - rows) / 2);
     }
   }
-  return sizes;
+  return columns;
 }
 
 }  // namespace
@@ -204,7 +202,7 @@ StatisticsReport StatisticsCollector::report() {
   relate(candidate, state_->groups, state_->energies, report);
   for (auto& fault : unlearnt_faults(candidate, state_->groups, report.energy, state_->energies))
     report.faults.push_back(std::move(fault));
-  auto norms = check_norms(candidate, reader_sizes(state_->groups, state_->energies));
+  auto norms = check_norms(candidate, reader_columns(state_->groups, state_->energies));
   std::ranges::move(norms.faults, std::back_inserter(report.faults));
   std::ranges::move(norms.warnings, std::back_inserter(report.warnings));
   return report;

@@ -44,13 +44,25 @@ struct Vector {
   double near_one = 0;                                   ///< share of magnitudes from 1/2 to 2
   size_t sizes = 0;                                      ///< different magnitudes, up to many_sizes
   DType dtype = DType::bf16;
-  double reader = 0;     ///< size of a usual column of what reads it; 0: not known
-  bool nothing = false;  ///< all values are zero
-  size_t vanishing = 0;  ///< values that are next to nothing beside the median, but not zero
+  bool is_read = false;                ///< by linears, channel by channel
+  double reader = 0;                   ///< size of a usual column of these; 0: not known
+  double bare_spread = 0, spread = 0;  ///< of these columns, and of them times the norm: of their logarithms
+  bool nothing = false;                ///< all values are zero
+  size_t vanishing = 0;                ///< values that are next to nothing beside the median, but not zero
 };
 
 /// The other type of 16 bit; of 32 bit itself.
 DType other_half(DType dtype) { return dtype == DType::f16 ? DType::bf16 : dtype == DType::bf16 ? DType::f16 : dtype; }
+
+/// Half the distance between the values that a sixth of all lie below and above: a standard deviation where they are
+/// normal. Infinite ones are left out.
+double spread_of(std::vector<double> values) {
+  std::erase_if(values, [](double value) { return !std::isfinite(value); });
+  if (values.size() < least_channels) return 0;
+  std::ranges::sort(values);
+  const size_t sixth = values.size() * 16 / 100;
+  return (values[values.size() - 1 - sixth] - values[sixth]) / 2;
+}
 
 /// At most 2^17 of its values, as many from every part of it.
 std::vector<float> some_values(const TensorView& tensor) {
@@ -114,6 +126,27 @@ Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
   }
   if (!norm) result.zeros = result.negative = result.ones = 0, result.run = 0;
   return result;
+}
+
+/// What is added to what is stored, of each norm of an architecture that is known, by tensor.
+std::map<std::string, double, std::less<>> offsets_of(const model::OpenedModel& model) {
+  std::map<std::string, double, std::less<>> offsets;
+  if (model.config.architecture == nullptr) return offsets;
+  for (const auto& norm : model::all_norms(model.config)) offsets.emplace(norm.name + ".weight", norm.offset);
+  return offsets;
+}
+
+/// Measures what reads a norm, by itself and times the norm's factors.
+void add_reader(const TensorView& norm, double offset, const std::vector<double>& columns, Vector& result) {
+  result.is_read = true;
+  if (columns.empty()) return;
+  result.reader = std::exp(median(columns));
+  std::vector<float> factors(static_cast<size_t>(element_count(norm.shape)));
+  if (factors.size() != columns.size()) return;
+  widen(norm.bytes, norm.dtype, factors);
+  auto products = columns;
+  for (size_t c = 0; c < products.size(); ++c) products[c] += std::log(std::abs(double{factors[c]} + offset));
+  result.bare_spread = spread_of(columns), result.spread = spread_of(std::move(products));
 }
 
 /// Whether a tensor is a norm's factors, of towers and further layers too: "visual.blocks.0.norm1.weight".
@@ -251,6 +284,23 @@ void add_unsteady(const model::OpenedModel& model, const std::vector<Vector>& no
   }
 }
 
+/// Whether a norm of ones is not the one that what reads it was trained behind: these columns are as those that read the
+/// others of its name are, and not as their products with these, which folding leaves.
+bool is_lost(const std::vector<Vector>& norms, const Vector& norm) {
+  constexpr size_t fewest = 3;
+  constexpr double clearly_less = 0.6, as_little = 0.5;
+  // Into nothing but what reads it channel by channel is it folded.
+  if (!norm.is_read) return true;
+  double least = INFINITY, least_bare = INFINITY;
+  size_t peers = 0;
+  for (const Vector& other : norms) {
+    if (&other == &norm || other.role != norm.role || !(other.spread > 0)) continue;
+    least = std::min(least, other.spread), least_bare = std::min(least_bare, other.bare_spread);
+    ++peers;
+  }
+  return peers >= fewest && norm.bare_spread < clearly_less * least && norm.bare_spread > as_little * least_bare;
+}
+
 /// Norms of 1 + w under the name of an architecture whose norms are w.
 void add_offset_norms(const model::OpenedModel& model, const std::vector<Vector>& norms,
                       const std::set<std::string, std::less<>>& plain, std::vector<std::string>& faults) {
@@ -281,8 +331,9 @@ std::string role_of(std::string_view name) {
   return role;
 }
 
-NormReport check_norms(const model::OpenedModel& model, const ReaderSizes& readers) {
+NormReport check_norms(const model::OpenedModel& model, const ReaderColumns& readers) {
   std::vector<Vector> norms, tables;
+  const auto offsets = offsets_of(model);
   for (const auto& parameter : model::parameters(model)) {
     // Of what is decoded as it is loaded the rules of codes say more.
     const auto& tensors = model.folder.tensors;
@@ -293,8 +344,10 @@ NormReport check_norms(const model::OpenedModel& model, const ReaderSizes& reade
     const bool norm = parameter.name.ends_with("norm.weight");
     if (static_cast<size_t>(element_count(tensor->shape)) < least_channels) continue;
     (norm ? norms : tables).push_back(measure(parameter.name, tensor.view(), norm));
-    if (const auto reader = readers.find(parameter.name); reader != readers.end() && norm)
-      norms.back().reader = reader->second;
+    if (const auto reader = readers.find(parameter.name); reader != readers.end() && norm) {
+      const auto offset = offsets.find(parameter.name);
+      add_reader(tensor.view(), offset == offsets.end() ? 0 : offset->second, reader->second, norms.back());
+    }
   }
   NormReport report;
   auto& faults = report.faults;
@@ -305,10 +358,8 @@ NormReport check_norms(const model::OpenedModel& model, const ReaderSizes& reade
     report.warnings.push_back(concat(printable(vector.name), ": ", what));
   };
   std::set<std::string, std::less<>> plain;  // whose factors are what is stored
-  if (model.config.architecture != nullptr) {
-    for (const auto& norm : model::all_norms(model.config)) {
-      if (norm.offset == 0) plain.insert(norm.name + ".weight");
-    }
+  for (const auto& [name, offset] : offsets) {
+    if (offset == 0) plain.insert(name);
   }
   /// Whether nearly all other norms are otherwise; where the architecture is not known, those of its name.
   const auto alone = [&](const Vector& norm, double Vector::*share, double most) {
@@ -320,11 +371,15 @@ NormReport check_norms(const model::OpenedModel& model, const ReaderSizes& reade
     }
     return peers >= 4 && like * 4 <= peers;
   };
+  const bool known = model.config.architecture != nullptr;
   for (const Vector& norm : norms) {
     const auto not_zero = [](const Vector& other) { return other.zeros < 1; };
     if (norm.zeros == 1 && alone(norm, &Vector::zeros, 0.99) &&
         (plain.contains(norm.name) || others_of(norms, norm, not_zero))) {
-      add(norm, "is zero in all channels: nothing goes through it");
+      // Of 1 + w that is a factor of one.
+      const bool folded = offsets.contains(norm.name) && !plain.contains(norm.name) && !is_lost(norms, norm);
+      folded ? warn(norm, "is zero in all channels, as no other norm is")
+             : add(norm, "is zero in all channels: nothing goes through it");
     } else if (norm.zeros < 1 && norm.run >= norm.channels / 4 && alone(norm, &Vector::zeros, 0.2)) {
       add(norm, concat("is zero in ", norm.run, " channels in a row of ", norm.channels));
     }
@@ -346,7 +401,9 @@ NormReport check_norms(const model::OpenedModel& model, const ReaderSizes& reade
     // The last one may be folded into the head, so it is held against those of its name.
     const auto not_ones = [](const Vector& other) { return other.ones < 0.5; };
     if (norm.ones == 1 && alone(norm, &Vector::ones, 0.5) && others_of(norms, norm, not_ones)) {
-      add(norm, "is one in all channels, as no other norm is: it was never loaded");
+      // Of an unknown architecture nobody can tell what it was folded into.
+      known&& is_lost(norms, norm) ? add(norm, "is one in all channels, as no other norm is: it was never loaded")
+                                   : warn(norm, "is one in all channels, as no other norm is");
     }
   }
   for (const Vector& table : tables) {

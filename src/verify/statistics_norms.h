@@ -10,9 +10,10 @@
 
 namespace w4q::verify {
 
-/// Sizes of the usual column of what reads a norm's channels, by the norm's tensor: scales that are folded into the one are
-/// folded out of the other, so that the product alone says how large a norm is.
-using ReaderSizes = std::map<std::string, double, std::less<>>;
+/// Logarithms of the sizes of the columns that read a norm's channels [channels], by the norm's tensor: scales that are
+/// folded into the one are folded out of the other, so that the product alone says how large a norm is. Empty: what reads
+/// it was not measured.
+using ReaderColumns = std::map<std::string, std::vector<double>, std::less<>>;
 
 struct NormReport {
   std::vector<std::string> faults, warnings;
@@ -20,7 +21,7 @@ struct NormReport {
 
 /// One line each: norms that are zero, negative or ones as no other of the model is, that have a run of zeros, or sizes
 /// that no norm has; and tables whose values are of such sizes. What sound models have, too, is a warning.
-NormReport check_norms(const model::OpenedModel& model, const ReaderSizes& readers);
+NormReport check_norms(const model::OpenedModel& model, const ReaderColumns& readers);
 
 /// "model.layers.3.mlp.gate.weight" → "model.layers.mlp.gate.weight": the same in every layer and expert.
 std::string role_of(std::string_view name);

@@ -167,8 +167,13 @@ class StructureCheck {
       // A head that is packed beside embeddings is tied to nothing.
       if (folder_.quantization.find(config_.names.head) != nullptr) config->erase("tie_word_embeddings");
     }
-    if (requantized_ ? !computes_as_base() : nlohmann::json(ours) != nlohmann::json(theirs))
-      fault("config.json", "differs from the base's beyond the quantization");
+    // Another version of transformers writes a config with all its defaults, and under names of its own.
+    const bool written_anew = config_.architecture != nullptr && ours.contains("transformers_version") &&
+                              ours["transformers_version"] != theirs.value("transformers_version", io::Json());
+    const bool same = requantized_   ? computes_as_base()
+                      : written_anew ? computes_just_as_base()
+                                     : nlohmann::json(ours) == nlohmann::json(theirs);
+    if (!same) fault("config.json", "differs from the base's beyond the quantization");
     for (const auto& [name, info] : base_->tensors.tensors()) {
       if (folder_.quantization.find(model::module_path(name)) != nullptr || taken_apart(name)) continue;
       check_interrupt();
@@ -257,6 +262,14 @@ class StructureCheck {
     return ours.architecture == theirs.architecture && ours.heads == theirs.heads && ours.kv_heads == theirs.kv_heads &&
            same(ours.rms_norm_eps, theirs.rms_norm_eps) && ours.rope.type == theirs.rope.type &&
            same(ours.rope.theta, theirs.rope.theta) && same(ours.rope.factor, theirs.rope.factor);
+  }
+
+  /// The same of all that an unrounded copy keeps.
+  bool computes_just_as_base() const {
+    const auto &ours = config_, &theirs = *base_config_;
+    return computes_as_base() && ours.rope == theirs.rope && ours.head_dim == theirs.head_dim &&
+           ours.max_positions == theirs.max_positions && ours.sliding_window == theirs.sliding_window &&
+           ours.eos_tokens == theirs.eos_tokens && ours.tied_embeddings == theirs.tied_embeddings;
   }
 
   /// Rounding leaves most of a tensor's energy where it was; another tensor's values do not.

@@ -13,13 +13,14 @@ namespace {
 /// By how much, in distances of two levels, a value must be nearer to another level than to its own. Folded scales move
 /// what lies between two levels: those of a 16-bit norm by 0.12 at most, measured ones once in 65536 codes by 0.3.
 constexpr float surely_nearer = 0.3f, surely_nearer_folded = 0.6f;
+/// Two roundings to 8 bits, of a norm and of a weight times its factor, move a value by 2^-8 of itself: twice that from one
+/// level and towards another. Of codes of 8 bits that is up to a distance of two levels.
+constexpr float moved_folded = 0x1p-7f;
 
 }  // namespace
 
 NearestCodes::NearestCodes(const formats::PackedWeight& canonical, bool folded)
-    : weight_(canonical),
-      integer_(canonical.scheme.family == formats::SchemeFamily::integer),
-      surely_nearer_(folded ? surely_nearer_folded : surely_nearer) {
+    : weight_(canonical), integer_(canonical.scheme.family == formats::SchemeFamily::integer), folded_(folded) {
   const auto width = static_cast<size_t>(canonical.k);
   codes_.resize(width), scales_.resize(width), zeros_.resize(width);
   readable_ = !formats::shares_bits(canonical.scheme);  // no weight has its code for itself
@@ -84,7 +85,11 @@ bool NearestCodes::is_off(size_t col, float value) const {
       if (std::abs(steps - level) < std::abs(steps - best)) best = level;
     }
   }
-  return std::abs(steps - found) - std::abs(steps - best) > surely_nearer_ * std::abs(found - best);
+  const float nearer = std::abs(steps - found) - std::abs(steps - best), distance = std::abs(found - best);
+  // Codes were chosen under the scale that was then rounded to a byte.
+  const bool nested = weight_.scheme.scale == formats::ScaleType::nested;
+  if (!folded_) return nearer > (nested ? surely_nearer_folded : surely_nearer) * distance;
+  return nearer > std::max(surely_nearer_folded * distance, surely_nearer * distance + moved_folded * std::abs(steps));
 }
 
 }  // namespace w4q::verify

@@ -33,7 +33,7 @@ class NearestCodes {
 
   const formats::PackedWeight& weight_;
   bool integer_;
-  float surely_nearer_;
+  bool folded_;
   bool readable_ = true;
   formats::TableFormat format_;
   std::vector<float> levels_;         // of a table

@@ -48,6 +48,10 @@ class RoundingJudge {
     for (const auto& [what, first, text] :
          {std::tuple(&RoundedRow::off, &RoundedRow::first_off, "not the nearest under their scales"),
           std::tuple(&RoundedRow::unlike, &RoundedRow::first_unlike, "not those of rounding to nearest")}) {
+      // Where scales were folded, the scale or the zero point of a whole group may be the next one. Of powers of two programs
+      // take one or the next where a block's largest weight lies between what the two reach.
+      const bool powers = tensor.scheme.starts_with("mx") || tensor.scheme.find("e8m0") != std::string::npos;
+      if ((tensor.folded || powers) && what == &RoundedRow::unlike) continue;
       const int64_t count = tensor.limit->count(what);
       if (count == 0 || static_cast<double>(count) > most_share * static_cast<double>(tensor.limit->values)) continue;
       if (!others_are_rounded(tensor, what)) continue;
@@ -84,11 +88,18 @@ class RoundingJudge {
     return others_are(tensor, [&](const WeightLimit& limit) { return limit.count(what) == 0; });
   }
 
-  /// Whether nearly all others of this scheme, and most of this role, are so.
+  /// Whether nearly all others of this scheme, and most of this role, are so, and where scales were folded into it, of those
+  /// with folded scales, too: what these are is known to the rounding of a norm, so that codes are off in such layers alone.
+  /// Those whose rows were measured are not asked, for nothing is said of their codes.
   bool others_are(const TensorError& tensor, const std::function<bool(const WeightLimit&)>& is_sound) const {
+    return most_are(tensor, false, is_sound) && (!tensor.folded || most_are(tensor, true, is_sound));
+  }
+
+  bool most_are(const TensorError& tensor, bool folded, const std::function<bool(const WeightLimit&)>& is_sound) const {
     size_t peers = 0, sound = 0, alike = 0, sound_alike = 0;
     for (const TensorError& other : report_.tensors) {
       if (&other == &tensor || !other.limit || other.scheme != tensor.scheme) continue;
+      if (other.limit->measured || (folded && !other.folded)) continue;
       const bool holds = is_sound(*other.limit), like = role_of(other.name) == role_of(tensor.name);
       ++peers, sound += holds, alike += like, sound_alike += like && holds;
     }
@@ -117,6 +128,17 @@ std::string summary(const WeightReport& report) {
 
 }  // namespace
 
+namespace {
+
+/// A bit of a norm that turned is no folding.
+bool are_many(const Units& units) {
+  constexpr std::ptrdiff_t few = 16;
+  const auto changed = std::ranges::count_if(units.cols, [](float unit) { return std::abs(unit - 1) > 1e-3f; });
+  return !units.rows.empty() || few * changed > std::ssize(units.cols);
+}
+
+}  // namespace
+
 WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base) {
   WeightReport report;
   const checkpoint::QuantizationConfig& quantization = candidate.folder.quantization;
@@ -133,7 +155,7 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
     const bool judged = !unknown.contains(model::layer_numbers(name).layer);
     const auto limit =
         judged ? limit_of(wanted, stored_weight(candidate.folder, name), weights.units(name), rows) : std::nullopt;
-    report.tensors.push_back({name, scheme_text(info), error, limit});
+    report.tensors.push_back({name, scheme_text(info), error, limit, are_many(weights.units(name))});
     report.total.add(error);
     progress.advance(1);
   }

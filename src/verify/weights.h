@@ -16,6 +16,7 @@ struct TensorError {
   std::string scheme;
   model::WeightError error;
   std::optional<WeightLimit> limit = {};  ///< nothing: the base's weight cannot be rounded to the scheme
+  bool folded = false;                    ///< scales were folded into it, and not into single channels
 };
 
 struct WeightReport {

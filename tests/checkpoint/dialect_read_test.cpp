@@ -450,6 +450,8 @@ TEST(DialectRead, ConfigsThatAreRefused) {
       {"pack_dtype", "int64", ErrorCode::unsupported, "int32"},
       {"checkpoint_format", "gptq_p", ErrorCode::unsupported, "gptq_p"},
       {"quant_method", "spqr", ErrorCode::unsupported, "spqr"},
+      {"quant_method", "torchao", ErrorCode::unsupported, "torchao"},
+      {"quant_method", "hqq", ErrorCode::unsupported, "no integers"},
       {"quant_method", 7, ErrorCode::bad_file, "a text"}};
   for (const auto& [key, value, code, part] : wrong) {
     Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);

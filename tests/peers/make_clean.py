@@ -7,10 +7,14 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import traceback
 
-import torch
-import transformers
+try:
+    import torch
+    import transformers
+except ImportError:
+    torch = None  # where mlx-lm is installed neither is needed
 
 TOKENIZER = os.path.join(os.path.dirname(__file__), "../../testdata/w4q-llama-tiny")
 
@@ -85,6 +89,9 @@ def autoround(model, scheme, folder):
     inner = [entry.path for entry in os.scandir(folder + ".outer") if entry.is_dir()]
     shutil.move(inner[0] if inner else folder + ".outer", folder)
     shutil.rmtree(folder + ".outer", ignore_errors=True)
+    for name in os.listdir(folder):
+        if ("token" in name or "chat_template" in name) and not os.path.exists(f"{model}/{name}"):
+            os.remove(f"{folder}/{name}")  # what was lent
 
 
 def modelopt(model, scheme, folder):
@@ -133,7 +140,29 @@ def transformers_(model, scheme, folder):
     loaded.save_pretrained(folder)
 
 
+def mlx(model, scheme, folder):
+    import mlx_lm
+
+    words = scheme.split("-")
+    with tempfile.TemporaryDirectory() as source:  # it wants a tokenizer, too
+        for name in os.listdir(model):
+            os.symlink(os.path.abspath(f"{model}/{name}"), f"{source}/{name}")
+        lent = [name for name in os.listdir(TOKENIZER) if "token" in name and not os.path.exists(f"{source}/{name}")]
+        for name in lent:
+            shutil.copy(f"{TOKENIZER}/{name}", source)
+        if words[0].startswith("mixed"):
+            settings = {"quant_predicate": words[0], "q_group_size": 64}
+        else:
+            settings = {"q_mode": words[0], "q_bits": int(words[1]), "q_group_size": int(words[2])}
+        mlx_lm.convert(source, folder, quantize=True, **settings)
+        for name in lent + ["chat_template.jinja", "tokenizer.json"]:
+            if not os.path.exists(f"{model}/{name}") and os.path.exists(f"{folder}/{name}"):
+                os.remove(f"{folder}/{name}")
+
+
 PROGRAMS = {
+    "mlx": (mlx, ["affine-2-64", "affine-3-64", "affine-4-32", "affine-4-64", "affine-5-64", "affine-6-64", "affine-8-64", "mxfp4-4-32",
+                  "mxfp8-8-32", "nvfp4-4-16", "mixed_2_6", "mixed_3_4", "mixed_4_6"]),
     "autoround": (autoround, ["W4A16G32@auto_round", "W4A16G32_ASYM@auto_round", "W4A16G32@auto_gptq", "W4A16G32_ASYM@auto_gptq",
                               "W4A16G32_ASYM@auto_awq", "W2A16G32@auto_round", "W3A16G32@auto_gptq", "W8A16G32@auto_gptq",
                               "W4A16G32@llm_compressor", "NVFP4@llm_compressor", "MXFP4@llm_compressor", "MXFP8@llm_compressor",
@@ -161,7 +190,8 @@ def main():
             if os.path.exists(folder):
                 continue
             try:
-                torch.manual_seed(0)
+                if torch is not None:
+                    torch.manual_seed(0)
                 make(model, scheme, folder + ".part")
                 finish(model, folder + ".part")
                 os.rename(folder + ".part", folder)

@@ -12,9 +12,12 @@
 #include "core/rng.h"
 #include "made_checkpoint.h"
 #include "packed_model.h"
+#include "pipeline/convert_model.h"
 #include "support.h"
 #include "verify/contents.h"
+#include "verify/kept.h"
 #include "verify/statistics.h"
+#include "verify/weights.h"
 
 namespace w4q::verify {
 namespace {
@@ -170,6 +173,16 @@ TEST(Folded, ScalesOfSomeLayersOfALargerModel) {
     EXPECT_THAT(folded_faults(with_folded(model, folded), folder), IsEmpty()) << folded.name;
 }
 
+/// folder/made, rounded to nearest, as folder/q.
+void round_made(const test::TemporaryFolder& folder, const char* scheme) {
+  pipeline::QuantizeRequest request;
+  request.model = folder / "made";
+  request.output = folder / "q";
+  request.scheme = formats::parse_scheme(scheme);
+  request.method = quantize::rounding_quantizer(request.scheme).name;
+  pipeline::quantize_model(request);
+}
+
 /// Packed, in the two schemes whose best presets once failed, in NVFP4 and in what AWQ writes.
 TEST(Folded, PackedWeights) {
   const auto tiny = MadeCheckpoint::of(test::bundled_model());
@@ -177,13 +190,8 @@ TEST(Folded, PackedWeights) {
     for (const char* scheme : {"mxfp8", "int3-g128-f16-asym", "nvfp4", "int4-g128-f16-asym", "kbit3-b32-e4m4"}) {
       const test::TemporaryFolder folder;
       with_folded(tiny, folded_cases[number]).write(folder / "made");
-      pipeline::QuantizeRequest request;
-      request.model = folder / "made";
-      request.output = folder / "q";
-      request.scheme = formats::parse_scheme(scheme);
-      request.method = quantize::rounding_quantizer(request.scheme).name;
-      pipeline::quantize_model(request);
-      EXPECT_THAT(check_statistics(model::open_model(request.output)).faults, IsEmpty())
+      round_made(folder, scheme);
+      EXPECT_THAT(check_statistics(model::open_model(folder / "q")).faults, IsEmpty())
           << scheme << ", " << folded_cases[number].name;
     }
   }
@@ -216,6 +224,48 @@ TEST(Folded, NormsOfOnes) {
     FoldedMatrix(made, "lm_head.weight").scale_columns(folded, 1);
   }
   EXPECT_THAT(folded_faults(made, folder), IsEmpty());
+}
+
+/// Of one layer alone: what reads it says whether its factors went there, or were lost.
+TEST(Folded, NormsOfOnesInOneLayer) {
+  const test::TemporaryFolder folder;
+  for (const bool lost : {false, true}) {
+    auto made = MadeCheckpoint::of(test::bundled_model());
+    FoldedMatrix factors(made, "model.layers.2.post_attention_layernorm.weight");
+    const std::vector<double> folded(factors.values.begin(), factors.values.end());
+    for (const char* reader : {"mlp.gate_proj", "mlp.up_proj"}) {
+      if (!lost) FoldedMatrix(made, concat("model.layers.2.", reader, ".weight")).scale_columns(folded, 1);
+    }
+    std::ranges::fill(made.values<uint16_t>(factors.name), bf16_from_f32(1));
+    std::ranges::fill(factors.values, 1.0f);
+    const auto faults = folded_faults(made, folder);
+    if (lost) {
+      EXPECT_THAT(faults, ::testing::ElementsAre(::testing::HasSubstr("it was never loaded")));
+    } else {
+      EXPECT_THAT(faults, IsEmpty());
+    }
+  }
+}
+
+/// Held against the model before folding, as servers' folders are whose config.json names nothing that was folded: factors
+/// of rows and of the columns that carry them are found, those of norms are the ratio of the two.
+TEST(Folded, WithTheBaseBeforeFolding) {
+  const auto tiny = MadeCheckpoint::of(test::bundled_model());
+  const auto base = model::open_model(test::bundled_model());
+  for (const FoldedCase& folded : folded_cases) {
+    for (const auto& [scheme, dialect] :
+         {std::pair("int4-g128-f16-asym", "awq-gemm"), std::pair("int8-row-bf16", "compressed-tensors-int8")}) {
+      const test::TemporaryFolder folder;
+      with_folded(tiny, folded).write(folder / "made");
+      round_made(folder, scheme);
+      pipeline::ConvertRequest convert;
+      convert.input = folder / "q", convert.output = folder / "other", convert.to = dialect;
+      pipeline::convert_model(convert);
+      const auto candidate = model::open_model(folder / "other");
+      EXPECT_THAT(faults_of(compare_with_base(candidate, base)), IsEmpty()) << folded.name << ", " << dialect;
+      EXPECT_THAT(check_kept(candidate, base).faults, IsEmpty()) << folded.name << ", " << dialect;
+    }
+  }
 }
 
 /// A layer that was added to a model, with what stood in the one before, and writes nothing as yet.

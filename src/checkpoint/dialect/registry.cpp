@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/dialect/config.h"
@@ -53,6 +56,12 @@ void check_kinds(const DialectSource& source) {
   for (const char* group : {"group_size", "q_group_size"}) config_group(source, {group});
 }
 
+/// Programs that people may hold folders of, and why no row reads these.
+constexpr std::pair<std::string_view, std::string_view> not_read[] = {
+    {"torchao", "torchao stores classes of its own, laid out as its version and the processor want them"},
+    {"hqq", "zero points of HQQ are no integers, which no layout of integers holds"},
+};
+
 }  // namespace
 
 const DialectRow& detect_dialect(const DialectSource& source) {
@@ -68,6 +77,12 @@ const DialectRow& detect_dialect(const DialectSource& source) {
         .hint("start from the 16-bit checkpoint");
   }
   const auto method = source.config.value("quant_method", io::Json("(none)")).dump();
+  for (const auto& [name, reason] : not_read) {
+    if (method != concat('"', name, '"')) continue;
+    throw Error(ErrorCode::unsupported, concat(source.place, ": quant_method ", method, ": its weights are not read"))
+        .detail(std::string(reason))
+        .hint("start from the 16-bit checkpoint; verify --for PROGRAM says whether a server loads this one as it is");
+  }
   throw Error(ErrorCode::unsupported,
               concat(source.place, ": quant_method ", printable(method), " is no known dialect"))
       .detail("known: w4q, " + join(names))
