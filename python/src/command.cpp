@@ -131,7 +131,7 @@ void look(const std::vector<ProgressState>& states, const nb::object& on_progres
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
   if (on_progress.is_none()) return;
   for (const auto& state : states) {
-    on_progress(state.label, state.done, state.total, nb::str(state.unit.data(), state.unit.size()));
+    on_progress(state.label, state.done, state.total, state.unit);
   }
 }
 

@@ -14,11 +14,11 @@ namespace w4q {
 /// Turns all progress output off (--quiet, tests). On by default.
 void set_progress_enabled(bool enabled) noexcept;
 
-/// How far one piece of work is.
+/// How far one piece of work is; it may be kept longer than the work lasts.
 struct ProgressState {
   std::string label;
   int64_t done = 0, total = 0;
-  std::string_view unit;
+  std::string unit;
 };
 /// Hears of all progress in place of stderr, whether that is on or off: at the beginning and the end of a piece of work
 /// and ten times a second, out of the threads that work, one at a time for each piece. It must not throw.
