@@ -162,6 +162,11 @@ int64_t pairs_memory(const model::OpenedModel& model, int64_t length) {
   return layer_bytes(model) + sums + 3 * length * widest * int64_t{sizeof(float)};
 }
 
+void require_calibration_memory(const model::OpenedModel& model, const CalibrationWindows& windows,
+                                const CalibrationOptions& options) {
+  states_limit(model, windows, options);
+}
+
 struct Calibration::Impl {
   Impl(const model::OpenedModel& model_, CalibrationWindows windows_, const CalibrationOptions& options_)
       : model(model_),

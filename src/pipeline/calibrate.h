@@ -112,6 +112,9 @@ class Calibration {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Throws bad_argument where max_memory is not enough for one layer: before anything is walked.
+void require_calibration_memory(const model::OpenedModel& model, const CalibrationWindows& windows,
+                                const CalibrationOptions& options);
 /// Bytes that calibrating one layer takes beside the hidden states of the windows.
 int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram);
 /// What pairs take beyond, likewise.

@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "pipeline/calibrated_cost.h"
 #include "pipeline/calibration_cuda.h"
+#include "pipeline/distill.h"
 #include "quantize/awq.h"
 
 namespace w4q::pipeline {
@@ -110,6 +111,11 @@ void CalibratedRun::read_text(const CalibratedRequest& request, const std::files
   options.pairs = steps.has(StepKind::asymmetric);
   options.spill_at = output;
   options.gpu = gpu_;
+  // What would fail behind hours of other steps fails here.
+  if (!file_ || options.pairs) require_calibration_memory(model_, windows_, options);
+  if (steps.has(StepKind::distill_norms)) {
+    require_distill_memory(model_, windows_.length, {.max_memory = request.max_memory});
+  }
   if (steps.has(StepKind::feedback_outputs)) walk_back(options);
   if (file_ && !options.pairs) return;  // statistics are at hand, and nothing is walked for
   auto& ranks = options.pairs ? alone_ : *owners_.ranks;

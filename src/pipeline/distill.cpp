@@ -426,20 +426,24 @@ DistilledNorms distill_norms(const model::OpenedModel& base, const model::Opened
                              const CalibrationWindows& windows, const DistillOptions& options) {
   model::require_gradients(base.config, "distillation of norms");
   const CalibrationWindows sequences = cut(windows, options.length);
+  require_distill_memory(base, sequences.length, options);
   const int64_t working = working_memory(base, sequences.length, options);
   const int64_t packed = quantized.folder.tensors.total_bytes();
   int64_t expected = std::numeric_limits<int64_t>::max();
   bool in_memory = true;
   if (options.max_memory > 0) {
-    if (options.max_memory < working) {
-      throw Error(ErrorCode::bad_argument, concat("--max-memory ", human_bytes(options.max_memory), " is not enough"))
-          .detail(concat("distillation of this model's norms needs ", human_bytes(working)))
-          .hint("give more, or shorten --length");
-    }
     in_memory = options.max_memory - working >= packed;
     expected = options.max_memory - working - (in_memory ? packed : 0);
   }
   return Distillation(base, quantized, sequences, options, expected, in_memory).run();
+}
+
+void require_distill_memory(const model::OpenedModel& base, int64_t length, const DistillOptions& options) {
+  const int64_t working = working_memory(base, std::min(length, options.length), options);
+  if (options.max_memory == 0 || options.max_memory >= working) return;
+  throw Error(ErrorCode::bad_argument, concat("--max-memory ", human_bytes(options.max_memory), " is not enough"))
+      .detail(concat("distillation of this model's norms needs ", human_bytes(working)))
+      .hint("give more, or shorten --length");
 }
 
 int64_t distill_memory(const model::OpenedModel& base, int64_t packed_bytes, int64_t samples, int64_t length,

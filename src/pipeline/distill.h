@@ -42,6 +42,8 @@ struct DistilledNorms {
 DistilledNorms distill_norms(const model::OpenedModel& base, const model::OpenedModel& quantized,
                              const CalibrationWindows& windows, const DistillOptions& options);
 
+/// Throws bad_argument where options.max_memory is not enough for windows of `length` tokens: before anything is packed.
+void require_distill_memory(const model::OpenedModel& base, int64_t length, const DistillOptions& options);
 /// Bytes that it takes, the packed model included.
 int64_t distill_memory(const model::OpenedModel& base, int64_t packed_bytes, int64_t samples, int64_t length,
                        const DistillOptions& options = {});

@@ -123,6 +123,9 @@ TEST_F(DistilledNormsOf, AreTheSameForAnyThreadsAndMemory) {
   EXPECT_NE(run(9, {.steps = 6, .seed = 1}).weights, one.weights);
   expect_error(ErrorCode::bad_argument, {"--max-memory", "distillation"},
                [&] { run(9, {.steps = 6, .max_memory = least - 1}); });
+  require_distill_memory(*base_, 48, {.max_memory = least});
+  expect_error(ErrorCode::bad_argument, {"--max-memory", "distillation"},
+               [&] { require_distill_memory(*base_, 48, {.max_memory = least - 1}); });
 }
 
 /// Nothing to learn from, or too much of it: what does not help is said not to.
