@@ -97,7 +97,7 @@ TEST_F(Structure, AConfigWrittenAnewComputesTheSame) {
   write();
   EXPECT_TRUE(structure().passed);
   for (const auto& [key, value] :
-       {std::pair<const char*, io::Json>{"rope_theta", 20000.0}, {"hidden_act", "gelu"}, {"eos_token_id", 7}}) {
+       {std::pair<const char*, io::Json>{"rope_theta", 20000.0}, {"hidden_act", "gelu"}, {"rms_norm_eps", 1e-4}}) {
     const io::Json before = config.value(key, io::Json());
     config[key] = value;
     write();
