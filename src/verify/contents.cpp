@@ -133,7 +133,9 @@ int64_t StoredContents::mlx_group(const std::string& module) const {
   const auto own = quantization_.find(module);
   const io::Json& setting = own != quantization_.end() && own->is_object() ? *own : quantization_;
   const io::Json group = setting.value("group_size", io::Json(0));
-  return group.is_number_integer() ? group.get<int64_t>() : 0;
+  constexpr int64_t largest = int64_t{1} << 20;
+  const int64_t size = group.is_number_integer() ? group.get<int64_t>() : 0;
+  return size <= largest ? size : 0;
 }
 
 bool StoredContents::is_left_by_program(const StoredLinear& linear) const {
@@ -185,7 +187,8 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
     linear.kind = Kind::integer;
     if (shape.size() == 3) linear.experts = shape[0];
     linear.n = shape.size() < 2 ? 0 : shape[shape.size() - 2];
-    linear.k = tensors().at(linear.path + ".scales").shape.back() * mlx_group(linear.path);
+    const Shape& scales = tensors().at(linear.path + ".scales").shape;
+    linear.k = scales.empty() ? 0 : scales.back() * mlx_group(linear.path);
   } else if (checkpoint::states_int4_awq(quantization_) && name.ends_with(".weight") && info.dtype == DType::u8 &&
              shape.size() == 2) {
     linear.path = without(name, ".weight");

@@ -137,6 +137,16 @@ TEST_F(ContentsPeers, WhatTheBaseLacksIsANote) {
   EXPECT_NE(notes[0].find("layers for further tokens (MTP)"), std::string::npos) << notes[0];
 }
 
+TEST_F(ContentsPeers, GroupsOfMlxWithoutAShapeAreNoGroups) {
+  for (const int64_t group : {int64_t{64}, int64_t{1} << 62}) {
+    MadeCheckpoint made;
+    made.put("model.layers.0.mlp.up_proj.weight", DType::u32, {4, 8}, std::vector<uint32_t>(32));
+    made.put("model.layers.0.mlp.up_proj.scales", DType::f32, {}, std::vector<float>{1});
+    made.config = {{"model_type", "unseen"}, {"quantization", {{"group_size", group}, {"bits", 4}}}};
+    EXPECT_NO_THROW(said(made)) << group;
+  }
+}
+
 TEST_F(ContentsPeers, ATensorInTwoFiles) {
   auto made = test::made_mixture(Storage::bf16);
   const auto folder = folder_ / "two";
