@@ -62,6 +62,8 @@ struct AttentionConfig {
   std::optional<int64_t> keys_of = {};  ///< the layer whose keys and values are read: this one has none of its own
 
   int64_t groups() const noexcept { return heads / kv_heads; }
+
+  bool operator==(const AttentionConfig&) const = default;
 };
 
 /// How a router turns its logits into the shares of the experts that it chooses.
@@ -80,6 +82,8 @@ struct MixtureConfig {
   /// Experts stand in so many groups, of which some are chosen first, by the sum of their two best scores.
   int64_t groups = 1, chosen_groups = 1;
   ExpertStorage storage = ExpertStorage::by_name;
+
+  bool operator==(const MixtureConfig&) const = default;
 };
 
 /// Where the tensors of the text model stand: "model.layers.0.…", and the head.

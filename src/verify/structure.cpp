@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <map>
 #include <set>
 #include <tuple>
@@ -272,25 +271,16 @@ class StructureCheck {
       return std::tie(config.rope, config.head_dim, config.max_positions, config.sliding_window, config.eos_tokens,
                       config.tied_embeddings, config.activation, config.activation_limit, config.embedding_scale,
                       config.residual_scale, config.logit_scale, config.logit_cap, config.intermediate_sizes,
-                      config.delta_layers, config.delta, config.mixture_layers, config.layer_embedding_size);
+                      config.delta_layers, config.delta, config.mixture_layers, config.layer_embedding_size,
+                      config.attention);
     };
-    return computes_as_base() && of_all(config_) == of_all(*base_config_) && chooses_as_base() && attends_as_base();
+    return computes_as_base() && of_all(config_) == of_all(*base_config_) && chooses_as_base();
   }
   /// However experts stand in the files.
   bool chooses_as_base() const {
-    const auto of_mixture = [](const model::MixtureConfig& mixture) {
-      return std::tie(mixture.experts, mixture.chosen, mixture.intermediate, mixture.shared_intermediate,
-                      mixture.scoring, mixture.renormalizes, mixture.scale, mixture.groups, mixture.chosen_groups);
-    };
-    return of_mixture(config_.mixture) == of_mixture(base_config_->mixture);
-  }
-  bool attends_as_base() const {
-    const auto of_layer = [](const model::AttentionConfig& layer) {
-      return std::tie(layer.heads, layer.kv_heads, layer.head_dim, layer.window, layer.rope, layer.scale,
-                      layer.soft_cap, layer.temperature, layer.temperature_length, layer.output_gate, layer.sinks,
-                      layer.keys_are_values, layer.value_norm, layer.keys_of);
-    };
-    return std::ranges::equal(config_.attention, base_config_->attention, std::ranges::equal_to{}, of_layer, of_layer);
+    model::MixtureConfig ours = config_.mixture;
+    ours.storage = base_config_->mixture.storage;
+    return ours == base_config_->mixture;
   }
 
   /// Rounding leaves most of a tensor's energy where it was; another tensor's values do not.
