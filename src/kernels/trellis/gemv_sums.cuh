@@ -16,13 +16,12 @@ inline constexpr int group_outputs = static_cast<int>(Map::tile_rows) * (gated ?
 /// (slots 0 … warps − 1), and of the one that it ended in.
 template <int warps, int values>
 struct WarpSums {
-  static constexpr int group_bytes = 2 * warps * 4, bytes = 2 * warps * values * 4 + group_bytes;
-  static_assert(group_bytes % 16 == 0);
+  static constexpr int bytes = 2 * warps * (values + 1) * 4;
   float* sums;
   int* groups;
 
   __device__ explicit WarpSums(char* memory)
-      : sums(reinterpret_cast<float*>(memory + group_bytes)), groups(reinterpret_cast<int*>(memory)) {}
+      : sums(reinterpret_cast<float*>(memory)), groups(reinterpret_cast<int*>(memory) + 2 * warps * values) {}
   __device__ float* of(int slot) const { return sums + slot * values; }
   __device__ void leave(int slot, int group) const {
     if (threadIdx.x % 32 == 0) groups[slot] = group;
@@ -81,6 +80,7 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
   static_assert(2 * warps <= 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int tasks = (plan.final_group - plan.first_group + 1) * Part::count;
+#pragma unroll 1
   for (int task = static_cast<int>(threadIdx.x) / 32; task < tasks; task += warps) {
     const int group = plan.final_group - task / Part::count;
     const unsigned members = __ballot_sync(0xFFFFFFFFu, lane < 2 * warps && partial.groups[lane] == group);

@@ -167,9 +167,7 @@ struct Memory {
   static constexpr int largest_at = warps * warp_ring_bytes, inputs_at = largest_at + 128;
 
   __host__ __device__ static int sums_at(int pieces) { return inputs_at + pieces * unit_piece_bytes; }
-  static int bytes(int pieces) {
-    return sums_at(pieces) + std::max(Partial::bytes, Partial::group_bytes + pieces * waiting_piece_bytes);
-  }
+  static int bytes(int pieces) { return sums_at(pieces) + std::max(Partial::bytes, pieces * waiting_piece_bytes); }
 };
 
 /// Barrier of a team.
@@ -202,14 +200,14 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const 
   if (warp == 0) prefetch_scales<gated>(args, plan);
   if (threadIdx.x == 0) frame::prefetch_weights(args);
   const typename Memory::Partial partial(memory + Memory::sums_at(pieces.count()));
-  const int head = warp, tail = warps + warp;
-  partial.leave(head, -1);
-  partial.leave(tail, -1);
   const StagedUnits staged(memory + Memory::inputs_at, pieces);
   device::wait_grid_dependency();
   if (threadIdx.x == 0) frame::prefetch_stream(args);
   const float scale = stager.run(staged, reinterpret_cast<uint32_t*>(memory + Memory::largest_at),
                                  reinterpret_cast<char*>(partial.sums));
+  const int head = warp, tail = warps + warp;
+  partial.leave(head, -1);
+  partial.leave(tail, -1);
 
   UnitCursor<gated> here(args, at);
   ByteSums sums;
