@@ -71,12 +71,14 @@ struct UnitCursor {
 template <int bits, bool gated>
 struct CodeRing {
   static constexpr int stage_bytes = bits * 512, unit_quads = bits * Map::lanes;
+  static constexpr int bytes = stages * stage_bytes;
   const uint4* const codes;
   const int quarter;
   char* const memory;
   UnitCursor<gated> at;
   const uint4* from;
-  int left;
+  int stretch, left;                            ///< units that are to be fetched of a strip, and behind it
+  int reading = 0, used = bytes - stage_bytes;  ///< places: of the unit at hand, and of the one before
 
   __device__ CodeRing(const UnitLaunch& args, char* ring, int quarter_, int begin, int end)
       : codes(reinterpret_cast<const uint4*>(args.codes) + threadIdx.x % 32),
@@ -84,29 +86,37 @@ struct CodeRing {
         memory(ring + threadIdx.x % 32 * 16),
         at(args, begin),
         from(codes + at.half_tile(quarter) * unit_quads),
-        left(end - begin) {}
+        stretch(min(end - begin, at.units - at.unit)),
+        left(end - begin - stretch) {}
 
-  __device__ __forceinline__ void fetch(int stage) {
-    if (left > 0) {
+  __device__ __forceinline__ void fetch(int place) {
+    if (stretch > 0) {
 #pragma unroll
-      for (int j = 0; j < bits; ++j) {
-        device::copy_async(memory + stage * stage_bytes + j * 512, from + j * Map::lanes);
-      }
-      --left;
+      for (int j = 0; j < bits; ++j) device::copy_async(memory + place + j * 512, from + j * Map::lanes);
       from += unit_quads;
-      if (++at.unit == at.units) {
-        at.next_strip();
-        from = codes + at.half_tile(quarter) * unit_quads;
-      }
+      if (--stretch == 0) next_stretch();
     }
     device::close_async_group();
   }
-  __device__ __forceinline__ void read(int stage, uint32_t (&words)[4 * bits]) const {
+  __device__ __forceinline__ void read(uint32_t (&words)[4 * bits]) const {
 #pragma unroll
     for (int j = 0; j < bits; ++j) {
-      const uint4 quad = *reinterpret_cast<const uint4*>(memory + stage * stage_bytes + j * 512);
+      const uint4 quad = *reinterpret_cast<const uint4*>(memory + reading + j * 512);
       words[4 * j] = quad.x, words[4 * j + 1] = quad.y, words[4 * j + 2] = quad.z, words[4 * j + 3] = quad.w;
     }
+  }
+  __device__ __forceinline__ void next() {
+    used = reading;
+    reading = reading == bytes - stage_bytes ? 0 : reading + stage_bytes;
+  }
+
+ private:
+  __device__ __forceinline__ void next_stretch() {
+    if (left == 0) return;
+    at.next_strip();
+    from = codes + at.half_tile(quarter) * unit_quads;
+    stretch = min(left, at.units);
+    left -= stretch;
   }
 };
 
@@ -143,13 +153,16 @@ template <class Codes, class Between>
 __device__ __forceinline__ void multiply_unit(const uint32_t (&words)[4 * Codes::bits], uint32_t mask,
                                               const char* inputs, ByteSums& sums, const Between& between) {
   constexpr int bits = Codes::bits;
-  const auto* const b = reinterpret_cast<const uint32_t*>(inputs) + threadIdx.x % 32;
+  const auto* const b = reinterpret_cast<const uint4*>(inputs) + threadIdx.x % 32;
+  uint4 of_two_steps;
   unroll<4>([&]<int step>() {
     uint32_t from[bits];
 #pragma unroll
     for (int w = 0; w < bits; ++w) from[w] = words[bits * step + w];
     const ColumnPair<Codes> columns(from);
-    const uint32_t even = b[64 * step], odd = b[64 * step + 32];
+    if constexpr (step % 2 == 0) of_two_steps = b[16 * step];
+    const uint32_t even = step % 2 == 0 ? of_two_steps.x : of_two_steps.z;
+    const uint32_t odd = step % 2 == 0 ? of_two_steps.y : of_two_steps.w;
     unroll<8>([&]<int r>() {
       const uint32_t a[4] = {columns.template product<2 * r>(0, mask), columns.template product<2 * r + 1>(0, mask),
                              columns.template product<2 * r>(1, mask), columns.template product<2 * r + 1>(1, mask)};
@@ -163,7 +176,7 @@ __device__ __forceinline__ void multiply_unit(const uint32_t (&words)[4 * Codes:
 template <int bits, bool gated>
 struct Memory {
   using Partial = WarpSums<warps, group_outputs<gated>>;
-  static constexpr int warp_ring_bytes = stages * CodeRing<bits, gated>::stage_bytes;
+  static constexpr int warp_ring_bytes = CodeRing<bits, gated>::bytes;
   static constexpr int largest_at = warps * warp_ring_bytes, inputs_at = largest_at + 128;
 
   __host__ __device__ static int sums_at(int pieces) { return inputs_at + pieces * unit_piece_bytes; }
@@ -190,7 +203,7 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const 
   const int end = block_begin + runs.begin(team + 1);
   CodeRing<bits, gated> ring(args, memory + warp * Memory::warp_ring_bytes, quarter, at, end);
 #pragma unroll
-  for (int stage = 0; stage < stages - 1; ++stage) ring.fetch(stage);
+  for (int stage = 0; stage < stages - 1; ++stage) ring.fetch(stage * ring.stage_bytes);
   const int first_column = block_begin - args.group_of(block_begin) * group_units;
   const int first_unit = gated && first_column >= units ? first_column - units : first_column;
   const UnitPieces pieces(first_unit, block_end - block_begin, units);
@@ -212,7 +225,7 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const 
   UnitCursor<gated> here(args, at);
   ByteSums sums;
   bool from_start = here.begins_group(), enters = true, first_group = true;
-  int stage = 0;
+  const int seam = pieces.begin * piece_units;
   while (at < end) {
     const int group = here.group, slot = first_group ? head : tail;
     if (gated && enters) {  // a run may have one of the strips only
@@ -226,17 +239,18 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const 
     const int past = here.unit + min(end - at, units - here.unit);
     const int2 terms = staged.sums_of(pieces, here.unit, past, quarter);
     sums.clear();
-    const char* inputs = staged.units + pieces.place(here.unit) * unit_bytes;
+    for (int unit = here.unit; unit < past;) {  // inputs stand in one piece, but for one seam
+      const char* inputs = staged.units + pieces.place(unit) * unit_bytes;
+      const int stop = unit < seam && seam < past ? seam : past;
 #pragma unroll 1
-    for (int unit = here.unit; unit < past; ++unit) {
-      if (unit == pieces.begin * piece_units) inputs = staged.units;
-      device::wait_async<stages - 2>();
-      uint32_t words[4 * bits];
-      ring.read(stage, words);
-      const int used = stage == 0 ? stages - 1 : stage - 1;
-      multiply_unit<Codes>(words, args.mask, inputs, sums, [&] { ring.fetch(used); });
-      stage = stage + 1 == stages ? 0 : stage + 1;
-      inputs += unit_bytes;
+      for (; unit < stop; ++unit) {
+        device::wait_async<stages - 2>();
+        uint32_t words[4 * bits];
+        ring.read(words);
+        multiply_unit<Codes>(words, args.mask, inputs, sums, [&] { ring.fetch(ring.used); });
+        ring.next();
+        inputs += unit_bytes;
+      }
     }
     if (lane % 4 == quarter) {
       constexpr int rows = static_cast<int>(Map::tile_rows);

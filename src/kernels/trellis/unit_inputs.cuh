@@ -2,7 +2,7 @@
 //
 // Four warps work on a strip, each on a quarter of k: rows 2·w and 2·w + 1 of B are the two terms of the inputs of warp
 // w, each four times, and what the other rows leave in a warp's sums nobody reads. A *unit* is what a warp multiplies at a
-// time: half a tile, 32 inputs of each quarter, 1 KB as four steps of two B registers. All terms of a block have one
+// time: half a tile, 32 inputs of each quarter, 1 KB as two times four B registers of a lane, those of two steps. All terms of a block have one
 // scale, so that sums are whole numbers from the first unit to the last.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace w4q::kernels::trellis {
 
 constexpr int quarters = 4;
 constexpr int piece_units = 2 * piece_tiles;
-constexpr int unit_bytes = 1024 + 16;  ///< the units of a piece stand in different banks
+constexpr int unit_bytes = 1024 + 64;  ///< two units that a warp writes together stand in different banks
 constexpr int unit_piece_bytes = piece_units * (unit_bytes + quarters * static_cast<int>(sizeof(int)));
 
 /// Units of a quarter: k is a multiple of 1024.
@@ -60,14 +60,20 @@ struct StagedUnits {
     const int unit = piece * piece_units + lane / 8 * 2 + lane % 2;
     float x[8];
     InputStager::widen(halves, x);
-    char* const to = units + unit * unit_bytes + 32 * quarter + 4 * t;
+    char* const to = units + unit * unit_bytes + 16 * (8 * quarter + t);
     int sum = 0;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const Terms terms(x[j] * to_terms);
-      *reinterpret_cast<uint32_t*>(to + 128 * j) = terms.first.bytes();
-      *reinterpret_cast<uint32_t*>(to + 128 * j + 16) = terms.second.bytes();
-      sum += terms.first.whole() * 65536 + terms.second.whole();
+    for (int half = 0; half < 2; ++half) {
+      uint32_t first[4], second[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const Terms terms(x[4 * half + j] * to_terms);
+        first[j] = terms.first.bytes();
+        second[j] = terms.second.bytes();
+        sum += terms.first.whole() * 65536 + terms.second.whole();
+      }
+      *reinterpret_cast<uint4*>(to + 512 * half) = make_uint4(first[0], first[1], first[2], first[3]);
+      *reinterpret_cast<uint4*>(to + 512 * half + 64) = make_uint4(second[0], second[1], second[2], second[3]);
     }
 #pragma unroll
     for (int step = 2; step < 8; step *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);  // over lanes t
