@@ -33,6 +33,7 @@ struct Family {
   bool narrow_inputs;     ///< activations, or the signs of their rotation, are loaded 32 bits at a time
   bool staged;            ///< codes, scales and activations come by asynchronous copies
   bool shared = false;    ///< … of the whole block, for several warps
+  bool codes_only = false;  ///< nothing but codes comes by asynchronous copies
 };
 constexpr size_t groups_follow = 99, rows_follow = 98;
 /// In place of rows, of which a warp has 128: the inputs of an integer sum. A product has twice the weights.
@@ -56,6 +57,7 @@ constexpr Family families[] = {
     {"rotated/gemm_cuda", "RotatedWeights<", "rotated gemm", groups_follow, 1, false, false},
     {"integer/int8_gemm_cuda", int8_traits, "marlin int8", 2, 0.5, true, false, true},
     {"trellis/gemv_cuda", trellis_traits, "trellis gemv", rows_follow, 2, true, false},
+    {"trellis/gemv_units_cuda", trellis_traits, "trellis unit gemv", rows_follow, 2, true, true, false, true},
     {"trellis/rows_cuda", trellis_traits, "trellis rows", rows_follow, 1.125, true, false},
     {"small_float/gemv_cuda", "KbitGemv<", "float gemv", 3, 1, true, false},
     {"small_float/gemv_fused_cuda", "KbitGemv<", "float gemv, fused", 3, 1, true, false},
@@ -180,6 +182,18 @@ constexpr Budget budgets[] = {
     {"trellis gemv", 2, 3, 5.15, 0, 0},
     {"trellis gemv", 2, 4, 3.65, 0, 28, 16},
     {"trellis gemv", 2, 4, 4.73, 0, 30},
+    {"trellis unit gemv", 1, 2, 3.37, 0, 0, 16},
+    {"trellis unit gemv", 1, 2, 4.45, 0, 0},
+    {"trellis unit gemv", 1, 3, 3.96, 0, 0, 16},
+    {"trellis unit gemv", 1, 3, 5.04, 0, 0},
+    {"trellis unit gemv", 1, 4, 3.34, 0, 0, 16},
+    {"trellis unit gemv", 1, 4, 4.42, 0, 0},
+    {"trellis unit gemv", 2, 2, 3.37, 0, 0, 16},
+    {"trellis unit gemv", 2, 2, 4.45, 0, 0},
+    {"trellis unit gemv", 2, 3, 3.96, 0, 0, 16},
+    {"trellis unit gemv", 2, 3, 5.04, 0, 0},
+    {"trellis unit gemv", 2, 4, 3.34, 0, 0, 16},
+    {"trellis unit gemv", 2, 4, 4.42, 0, 0},
     {"trellis rows", 8, 2, 5.10, 0, 0, 16},
     {"trellis rows", 8, 2, 6.19, 0, 0},
     {"trellis rows", 8, 3, 5.75, 0, 0, 16},
@@ -397,7 +411,7 @@ class Sm89Gate : public testing::Test {
       EXPECT_EQ(figures.weight_loads, 0);
     } else if (family.staged) {
       // Beside the codes: scales or zero points, and a chunk of every fourth row of activations.
-      const int others = 1 + (instance->rows + 3) / 4;
+      const int others = family.codes_only ? 0 : 1 + (instance->rows + 3) / 4;
       EXPECT_EQ((figures.copies - others) * 128, figures.weights * instance->bits) << "codes are to be copied once";
     } else if (instance->bits < 8) {
       // Of passes of different widths, the loads of both stand there, and a predicate chooses.
@@ -422,9 +436,9 @@ class Sm89Gate : public testing::Test {
       EXPECT_GT(m.instances, 0) << family.name << " of " << budgets[i].rows << " rows";
       const int second = budgets[i].second_bits;
       const std::string bits = std::to_string(budgets[i].bits) + (second > 0 ? " + " + std::to_string(second) : "");
-      const char* const of = family.traits == int8_traits    ? "inputs a sum"
-                             : family.name == "trellis gemv" ? "strips"
-                                                             : "rows";
+      const char* const of = family.traits == int8_traits                                       ? "inputs a sum"
+                             : family.traits == trellis_traits && family.name != "trellis rows" ? "strips"
+                                                                                                : "rows";
       std::printf("| %s, %d %s, %s bits | %.2f | %d | %d |\n", std::string(family.name).c_str(), budgets[i].rows, of,
                   bits.c_str(), m.instructions, m.local_in_loop, m.local);
     }
@@ -446,6 +460,7 @@ TEST_F(Sm89Gate, FusedRotatedGemvKeepsItsBudgets) { check("rotated gemv, fused")
 TEST_F(Sm89Gate, RotatedGemmKeepsItsBudgets) { check("rotated gemm"); }
 TEST_F(Sm89Gate, Int8GemmKeepsItsBudgets) { check("marlin int8"); }
 TEST_F(Sm89Gate, TrellisGemvKeepsItsBudgets) { check("trellis gemv"); }
+TEST_F(Sm89Gate, TrellisUnitGemvKeepsItsBudgets) { check("trellis unit gemv"); }
 TEST_F(Sm89Gate, TrellisRowsKeepTheirBudgets) { check("trellis rows"); }
 TEST_F(Sm89Gate, FloatGemvKeepsItsBudgets) { check("float gemv"); }
 TEST_F(Sm89Gate, FusedFloatGemvKeepsItsBudgets) { check("float gemv, fused"); }

@@ -16,12 +16,13 @@ inline constexpr int group_outputs = static_cast<int>(Map::tile_rows) * (gated ?
 /// (slots 0 … warps − 1), and of the one that it ended in.
 template <int warps, int values>
 struct WarpSums {
-  static constexpr int bytes = 2 * warps * (values + 1) * 4;
+  static constexpr int group_bytes = 2 * warps * 4, bytes = 2 * warps * values * 4 + group_bytes;
+  static_assert(group_bytes % 16 == 0);
   float* sums;
   int* groups;
 
   __device__ explicit WarpSums(char* memory)
-      : sums(reinterpret_cast<float*>(memory)), groups(reinterpret_cast<int*>(memory) + 2 * warps * values) {}
+      : sums(reinterpret_cast<float*>(memory + group_bytes)), groups(reinterpret_cast<int*>(memory)) {}
   __device__ float* of(int slot) const { return sums + slot * values; }
   __device__ void leave(int slot, int group) const {
     if (threadIdx.x % 32 == 0) groups[slot] = group;
@@ -58,6 +59,19 @@ struct Part {
   }
 };
 
+/// Brings to the L2 cache the scales of the outputs that a block stores, a line for each strip. By a warp.
+template <bool gated>
+__device__ __forceinline__ void prefetch_scales(const TrellisLaunch& args, const frame::FixUp& plan) {
+  constexpr int strips = gated ? 2 : 1;
+  const int groups = args.n_tiles / strips;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < strips * (plan.final_group - plan.first_group + 1); i += 32) {
+    const int strip = plan.first_group + i / strips + i % strips * groups;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const __half*>(args.output_scales) + 128 * strip));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const __half*>(args.output_scales) + 128 * strip + 64));
+  }
+}
+
 /// Brings the sums together that warps and blocks share, and stores them.
 template <bool gated, int warps>
 __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
@@ -74,11 +88,17 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
     if (members == 0 || !part.exists(args)) continue;
     const auto store = part.store(args);
     float sums[2] = {};
+    constexpr int at_once = 8;  // no branches between these loads
+    static_assert(2 * warps % at_once == 0);
+#pragma unroll 1
+    for (int first = 0; first < 2 * warps; first += at_once) {
+      if ((members >> first & ((1u << at_once) - 1)) == 0) continue;
 #pragma unroll
-    for (int slot = 0; slot < 2 * warps; ++slot) {
-      const bool member = (members >> slot & 1) != 0;
-      sums[0] += member ? partial.of(slot)[part.low] : 0;
-      sums[1] += member ? partial.of(slot)[part.high] : 0;
+      for (int slot = first; slot < first + at_once; ++slot) {
+        const bool member = (members >> slot & 1) != 0;
+        sums[0] += member ? partial.of(slot)[part.low] : 0;
+        sums[1] += member ? partial.of(slot)[part.high] : 0;
+      }
     }
     const auto mailbox = [&](int block) { return args.mailboxes + static_cast<int64_t>(block) * values + part.low; };
     const int apart = part.high - part.low;
@@ -87,6 +107,7 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
       frame::send(mailbox(static_cast<int>(blockIdx.x)) + apart, sums[1]);
       continue;
     }
+    const float factor = store.factor();  // while others' sums are on their way
     if (group == plan.first_group) {
       float total[2] = {};
       const int senders = static_cast<int>(blockIdx.x) - plan.first_sharer;
@@ -94,7 +115,7 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
       sums[0] += total[0];
       sums[1] += total[1];
     }
-    store.run({sums[0], sums[1]});
+    store.run({sums[0], sums[1]}, factor);
   }
 }
 
