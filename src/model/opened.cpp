@@ -208,6 +208,32 @@ OpenedModel named_like(OpenedModel base, const io::Checkpoint& candidate) {
   return base;
 }
 
+OpenedModel text_alone(OpenedModel model, const TensorNames& names, std::vector<std::string>& left) {
+  if (model.config.architecture == nullptr) return model;
+  const TensorNames from = model.config.names;
+  const auto renamed = [&](std::string_view name) {
+    if (name.starts_with(from.head + ".")) return names.head + std::string(name.substr(from.head.size()));
+    if (name.starts_with(from.prefix)) return names.prefix + std::string(name.substr(from.prefix.size()));
+    return std::string(name);
+  };
+  const auto source = std::make_shared<const io::Checkpoint>(model.folder.tensors);
+  std::map<std::string, io::DerivedTensor, std::less<>> tensors;
+  std::set<std::string, std::less<>> hidden;
+  for (const auto& [name, info] : source->tensors()) {
+    const bool head = name.starts_with(from.head + ".");
+    const bool beside = !head && !reason_to_carry(model.config, name).empty();
+    if (beside) left.push_back(name);
+    if (beside || renamed(name) != name) hidden.insert(name);
+    if (beside || renamed(name) == name) continue;
+    auto make = [source, name = name] { return source->load(name).buffer(); };
+    tensors.emplace(renamed(name), io::DerivedTensor{info.dtype, source->stored_dtype(name), info.shape, make});
+  }
+  model.folder.tensors = io::Checkpoint::derive(source, std::move(tensors), source->derivation(), hidden);
+  for (auto& stack : model.apart) stack.name = renamed(stack.name);
+  model.config.names = names;
+  return model;
+}
+
 OpenedModel fold_like(OpenedModel base, const std::optional<FoldedRotations>& rotations) {
   if (!rotations || base.folded || !base.folder.quantization.linears.empty()) return base;
   return fold_rotations(std::move(base), *rotations);

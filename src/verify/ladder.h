@@ -73,6 +73,8 @@ class CheckContext {
   const model::OpenedModel& candidate();
   /// With the rotations that the candidate has folded in folded into it too. Needs has_base().
   const model::OpenedModel& base();
+  /// What the base holds and a GGUF file has no place for, by name; after base().
+  const std::vector<std::string>& left_out() const noexcept { return left_out_; }
   /// For whoever reads canonical planes; `stored`: for decoders on a GPU. Where several processes hold it together, what
   /// belongs to this one.
   const model::Model& model(model::Planes planes = model::Planes::canonical, const model::LayerStage& stage = {});
@@ -93,6 +95,7 @@ class CheckContext {
   std::optional<io::Json> config_;
   std::optional<checkpoint::Folder> headers_;
   std::optional<model::OpenedModel> candidate_, stored_base_, folded_base_;
+  std::vector<std::string> left_out_;
   using Models = std::map<std::pair<model::Planes, int>, model::Model>;  // by the number of stages
   Models models_, base_models_;
   std::optional<std::vector<int32_t>> ids_;

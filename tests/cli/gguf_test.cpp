@@ -1,6 +1,7 @@
 // GGUF files on the command line: into one, looked at, and back.
 #include <fstream>
 
+#include "io/checkpoint.h"
 #include "io/files.h"
 #include "program.h"
 
@@ -48,6 +49,37 @@ TEST_F(GgufCommands, QuantizeMakesThemInOneStep) {
     EXPECT_EQ(refused.status, 2) << wrong.back() << refused.err;
     EXPECT_NE(refused.err.find("hint"), std::string::npos) << refused.err;
   }
+}
+
+/// The file holds the text model alone, under names of its own: the rest is said, and the text model is still compared.
+TEST_F(GgufCommands, WrappedModelsAreHeldAgainstTheirBase) {
+  W4Q_NEEDS_SHARED_DATA();
+  const auto families = shared_data() / "families";
+  const auto verify = [&](const std::string& name, const std::string& base) {
+    return run_w4q({"verify", path(name + ".gguf"), "--base", (families / base).string()});
+  };
+  for (const std::string name : {"qwen3_5", "gemma4", "gemma4-moe", "mistral3-vision", "glm4-moe"}) {
+    ASSERT_EQ(repack((families / name).string(), name + ".gguf", "gguf-q4_k_m").status, 0) << name;
+    const auto found = verify(name, name);
+    EXPECT_EQ(found.status, 0) << name << found.out;
+    EXPECT_NE(found.out.find("stand beside its text model"), std::string::npos) << name << found.out;
+  }
+  const auto base = families / "qwen3_5", other = folder_ / "other";
+  std::filesystem::copy(base, other, std::filesystem::copy_options::recursive);
+  std::filesystem::permissions(other / "model.safetensors", std::filesystem::perms::owner_write,
+                               std::filesystem::perm_options::add);
+  const auto tensors = io::Checkpoint::open(base);
+  const auto from = tensors.load("model.language_model.layers.0.mlp.down_proj.weight");
+  const auto& to = tensors.at("model.language_model.layers.1.mlp.down_proj.weight");
+  std::fstream file(other / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  uint64_t header = 0;
+  file.read(reinterpret_cast<char*>(&header), sizeof header);
+  file.seekp(static_cast<std::streamoff>(sizeof header + header + to.begin));
+  file.write(reinterpret_cast<const char*>(from->bytes.data()), std::ssize(from->bytes));
+  file.close();
+  const auto found = run_w4q({"verify", path("qwen3_5.gguf"), "--base", other.string()});
+  EXPECT_EQ(found.status, 1) << found.out;
+  EXPECT_NE(found.out.find("layers.1.mlp.down_proj"), std::string::npos) << found.out;
 }
 
 TEST_F(GgufCommands, ThereAndBackGivesTheSamePerplexity) {
