@@ -4,6 +4,8 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "core/error.h"
@@ -38,10 +40,12 @@ class Chooser {
       if (plan.tensors[i].parameter.shape.size() < 2) continue;
       const auto module = model::module_path(plan.tensors[i].parameter.name);
       if (!model::find_linear(config_, module)) continue;
-      linears_.push_back(i);
+      const bool follows = !items_.empty() && plan.tensors[i].name() == plan.tensors[items_.back().front()].name();
+      if (!follows) items_.emplace_back();
+      items_.back().push_back(i);
       weights_ += element_count(plan.tensors[i].parameter.shape);
     }
-    if (linears_.empty()) throw Error(ErrorCode::bad_argument, "there is no linear layer to choose types for");
+    if (items_.empty()) throw Error(ErrorCode::bad_argument, "there is no linear layer to choose types for");
   }
 
   void run() {
@@ -63,15 +67,23 @@ class Chooser {
   }
 
  private:
-  Shape shape(size_t item) const { return plan_.tensors[linears_[item]].parameter.shape; }
+  const Shape& shape(size_t at) const { return plan_.tensors[at].parameter.shape; }
+  std::string module(size_t at) const { return std::string(model::module_path(plan_.tensors[at].parameter.name)); }
 
-  int64_t bytes_of_type(size_t item, GgmlType type) const {
-    return padded(gguf_bytes(gguf_type_for_rows(type, shape(item)[1]), shape(item)));
+  /// Of a tensor of the file: a linear, or the experts of a layer.
+  template <class TypeOf>
+  int64_t bytes_of(const std::vector<size_t>& item, const TypeOf& type_of) const {
+    int64_t sum = 0;
+    for (const size_t at : item) sum += gguf_bytes(type_of(at), shape(at));
+    return padded(sum);
+  }
+  int64_t bytes_of_type(const std::vector<size_t>& item, GgmlType type) const {
+    return bytes_of(item, [&](size_t at) { return gguf_type_for_rows(type, shape(at)[1]); });
   }
 
   int64_t uniform_bytes(GgmlType type) const {
     int64_t sum = 0;
-    for (size_t item = 0; item < linears_.size(); ++item) sum += bytes_of_type(item, type);
+    for (const auto& item : items_) sum += bytes_of_type(item, type);
     return sum;
   }
 
@@ -83,8 +95,7 @@ class Chooser {
   /// The file without the linears.
   int64_t rest() const {
     int64_t size = static_cast<int64_t>(io::layout_gguf(planned_tensors(plan_), plan_.metadata).file_size());
-    for (const size_t at : linears_)
-      size -= padded(gguf_bytes(plan_.tensors[at].type, plan_.tensors[at].parameter.shape));
+    for (const auto& item : items_) size -= bytes_of(item, [&](size_t at) { return plan_.tensors[at].type; });
     return size;
   }
 
@@ -114,33 +125,39 @@ class Chooser {
     while (lower + 1 < ladder.size() && uniform_bytes(ladder[lower + 1]) <= limit_) ++lower;
     const size_t first = lower == 0 ? 0 : lower - 1, end = std::min(ladder.size(), lower + 3);
     choices_.assign(ladder.begin() + static_cast<ptrdiff_t>(first), ladder.begin() + static_cast<ptrdiff_t>(end));
-    for (size_t item = 0; item < linears_.size(); ++item) {
-      const std::string module(model::module_path(plan_.tensors[linears_[item]].parameter.name));
-      const int64_t layer = model::find_linear(config_, module)->layer;
-      problem_.items.push_back({module, layer, 0, choices_.size(), false});
+    for (const auto& item : items_) {
+      const std::string first = module(item.front());
+      const int64_t layer = model::find_linear(config_, first)->layer;
+      std::vector<std::string> others;
+      for (const size_t at : std::span(item).subspan(1)) others.push_back(module(at));
+      problem_.items.push_back({first, layer, 0, choices_.size(), false, std::move(others)});
       problem_.tables.emplace_back(choices_.size(), 0);
       auto& bytes = problem_.bytes.emplace_back();
       for (const GgmlType type : choices_) bytes.push_back(bytes_of_type(item, type));
     }
   }
 
-  /// Every linear at every choice, rounded as it will be.
+  /// A linear at every choice, rounded as it will be.
+  StoredLinear stored(size_t at) const {
+    StoredLinear result{module(at), shape(at), {}};
+    const auto loaded = plan_.model.folder.tensors.load(plan_.tensors[at].parameter.name);
+    for (const GgmlType wanted : choices_) {
+      const GgmlType type = gguf_type_for_rows(wanted, result.shape[1]);
+      const formats::GgufForm& form = *formats::find_gguf_form(type);
+      const auto input = plan_.calibration->input(result.module, form.block, gguf::Order(result.shape[1]));
+      const bool known = type != GgmlType::q8_0 && input;
+      result.choices.push_back({type, quantize::gguf_blocks(loaded.view(), form, known ? &*input : nullptr)});
+    }
+    return result;
+  }
+
   void quantize(WidthStore& store) {
-    Progress progress("types", static_cast<int64_t>(linears_.size() * choices_.size()), "tensors");
-    for (size_t item = 0; item < linears_.size(); ++item) {
-      const auto& parameter = plan_.tensors[linears_[item]].parameter;
-      const auto loaded = plan_.model.folder.tensors.load(parameter.name);
-      std::vector<StoredBlocks> all;
-      for (const GgmlType wanted : choices_) {
-        const GgmlType type = gguf_type_for_rows(wanted, parameter.shape[1]);
-        const formats::GgufForm& form = *formats::find_gguf_form(type);
-        const auto input =
-            plan_.calibration->input(problem_.items[item].module, form.block, gguf::Order(parameter.shape[1]));
-        const bool known = type != GgmlType::q8_0 && input;
-        all.push_back({type, quantize::gguf_blocks(loaded.view(), form, known ? &*input : nullptr)});
-        progress.advance(1);
-      }
-      store.add(problem_.items[item].module, parameter.shape, std::move(all));
+    Progress progress("types", static_cast<int64_t>(items_.size()), "tensors");
+    for (const auto& item : items_) {
+      std::vector<StoredLinear> all;
+      for (const size_t at : item) all.push_back(stored(at));
+      store.add(all);
+      progress.advance(1);
     }
   }
 
@@ -179,10 +196,9 @@ class Chooser {
 
   void take(const MixChoice& found, const CalibrationWindows& windows) {
     std::map<GgmlType, int64_t> counts;
-    for (size_t item = 0; item < linears_.size(); ++item) {
-      auto& tensor = plan_.tensors[linears_[item]];
-      set_type(tensor, choices_[found.mix[item]]);
-      ++counts[tensor.type];
+    for (size_t item = 0; item < items_.size(); ++item) {
+      for (const size_t at : items_[item]) set_type(plan_.tensors[at], choices_[found.mix[item]]);
+      ++counts[plan_.tensors[items_[item].front()].type];
     }
     std::vector<std::string> words;
     for (const auto& [type, count] : counts) words.push_back(concat(count, " × ", ggml_type_name(type)));
@@ -196,7 +212,7 @@ class Chooser {
   const model::ModelConfig& config_;
   const int64_t bytes_;
   const std::filesystem::path& output_;
-  std::vector<size_t> linears_;  // places in the plan
+  std::vector<std::vector<size_t>> items_;  // tensors of the file, as places in the plan
   int64_t weights_ = 0, limit_ = 0;
   std::vector<GgmlType> choices_;
   MixProblem problem_;

@@ -246,10 +246,6 @@ void refuse_packed(const ExportPlan& plan) {
 }
 
 void choose_size(const GgufExportRequest& request, ExportPlan& plan) {
-  if (std::ranges::any_of(plan.tensors, &ExportedTensor::is_part)) {
-    throw Error(ErrorCode::unsupported, "--target-size of a mixture: its experts are one tensor, which has one type")
-        .hint("--to gguf-q4_k_m, or another type or mix");
-  }
   GgufCalibrationRequest calibration = request.calibration.value();
   calibration.windows = true;
   const auto beside = request.output.empty() ? fs::temp_directory_path() / "w4q" : request.output;

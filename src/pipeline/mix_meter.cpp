@@ -47,6 +47,7 @@ MixMeter::MixMeter(const model::OpenedModel& model, const CalibrationWindows& wi
   tried_.resize(states);
   for (size_t i = 0; i < items_.size(); ++i) {
     index_.emplace(items_[i].module, i);
+    for (const auto& other : items_[i].others) index_.emplace(other, i);
     accepted_.push_back(items_[i].widths);
   }
   const auto embeddings = model::load_embeddings(model_);
@@ -142,6 +143,18 @@ std::vector<MixMeter::Change> MixMeter::changes() const {
   return result;
 }
 
+/// The linears of an item as `choice` has them.
+void MixMeter::exchange(const MixItem& item, size_t choice, const model::LayerWeights& plain,
+                        model::LayerWeights& weights) const {
+  const size_t index = index_.find(item.module)->second;
+  for (size_t at = 0; at < plain.linears.size(); ++at) {
+    const auto found = index_.find(plain.linears[at].name);
+    if (found == index_.end() || found->second != index) continue;
+    weights.linears[at] =
+        choice == item.widths ? plain.linears[at] : store_.load(plain.linears[at], item.first + choice);
+  }
+}
+
 /// Of changes in one layer, each by itself.
 std::vector<double> MixMeter::divergences(int64_t layer, std::span<const Change> changes) {
   std::vector<Stream> streams(changes.size(), states_[static_cast<size_t>(layer)]);
@@ -149,13 +162,10 @@ std::vector<double> MixMeter::divergences(int64_t layer, std::span<const Change>
   auto weights = load(layer, accepted_);
   for (size_t i = 0; i < changes.size(); ++i) {
     const auto& item = items_[changes[i].item];
-    const auto at = static_cast<size_t>(std::ranges::find(plain.linears, item.module, &kernels::LinearWeight::name) -
-                                        plain.linears.begin());
-    auto other = changes[i].choice == item.widths ? plain.linears[at]
-                                                  : store_.load(plain.linears[at], item.first + changes[i].choice);
-    std::swap(weights.linears[at], other);
+    const auto accepted = weights.linears;
+    exchange(item, changes[i].choice, plain, weights);
     run(weights, layer, streams[i]);
-    std::swap(weights.linears[at], other);
+    weights.linears = accepted;
   }
   for (int64_t next = layer + 1; next < config_.layers; ++next) {
     const auto later = load(next, accepted_);

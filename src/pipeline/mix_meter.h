@@ -18,13 +18,14 @@
 
 namespace w4q::pipeline {
 
-/// A linear whose width is open.
+/// A linear whose width is open, or several of one width: the experts that one tensor holds.
 struct MixItem {
   std::string module;
   int64_t layer = 0;
-  size_t first = 0;      ///< choice c is the store's first + c
-  size_t widths = 0;     ///< so many lie in the store; `widths` itself is 16 bit …
-  bool sixteen = false;  ///< … and open to choice
+  size_t first = 0;                      ///< choice c is the store's first + c
+  size_t widths = 0;                     ///< so many lie in the store; `widths` itself is 16 bit …
+  bool sixteen = false;                  ///< … and open to choice
+  std::vector<std::string> others = {};  ///< linears of the same layer that go with `module`
 
   size_t choices() const noexcept { return widths + (sixteen ? 1 : 0); }
 };
@@ -71,6 +72,8 @@ class MixMeter {
 
   int64_t tokens() const noexcept { return windows_.samples * windows_.length; }
   model::LayerWeights load(int64_t layer, const Mix& mix) const;
+  void exchange(const MixItem& item, size_t choice, const model::LayerWeights& plain,
+                model::LayerWeights& weights) const;
   void run(const model::LayerWeights& weights, int64_t layer, Stream& stream);
   std::vector<double> per_token(std::span<const Stream* const> streams) const;
   int64_t first_difference(const Mix& mix) const;

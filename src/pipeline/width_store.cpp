@@ -96,18 +96,22 @@ void WidthStore::add_made_by_another(int64_t layer, size_t choice) {
   }
 }
 
-void WidthStore::add(const std::string& module, const Shape& shape, std::vector<StoredBlocks> choices) {
+void WidthStore::add(const std::vector<StoredLinear>& linears) {
   const auto path = folder_ / concat("blocks-", files_.size());
   std::filesystem::create_directory(path);
   std::vector<io::PlannedTensor> plan;
-  for (size_t choice = 0; choice < choices.size(); ++choice) {
-    plan.push_back({blocks_name(module, choice), DType::u8, {static_cast<int64_t>(choices[choice].bytes.size())}});
-    Place place{{module, shape[0], shape[1], DType::f32, {}, false}, files_.size(), {}, choices[choice].type};
-    places_.emplace(std::pair(module, choice), std::move(place));
+  for (const auto& [module, shape, choices] : linears) {
+    for (size_t choice = 0; choice < choices.size(); ++choice) {
+      plan.push_back({blocks_name(module, choice), DType::u8, {static_cast<int64_t>(choices[choice].bytes.size())}});
+      Place place{{module, shape[0], shape[1], DType::f32, {}, false}, files_.size(), {}, choices[choice].type};
+      places_.emplace(std::pair(module, choice), std::move(place));
+    }
   }
   io::CheckpointWriter writer(path, std::move(plan), {});
-  for (size_t choice = 0; choice < choices.size(); ++choice) {
-    writer.write(blocks_name(module, choice), choices[choice].bytes.bytes());
+  for (const auto& [module, shape, choices] : linears) {
+    for (size_t choice = 0; choice < choices.size(); ++choice) {
+      writer.write(blocks_name(module, choice), choices[choice].bytes.bytes());
+    }
   }
   writer.finish();
   files_.push_back(io::Checkpoint::open(path));

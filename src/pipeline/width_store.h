@@ -23,6 +23,12 @@ struct StoredBlocks {
   GgmlType type = GgmlType::f32;
   Buffer bytes = {};
 };
+/// A linear of this shape as blocks of each choice.
+struct StoredLinear {
+  std::string module;
+  Shape shape;
+  std::vector<StoredBlocks> choices;
+};
 
 class WidthStore {
  public:
@@ -35,8 +41,8 @@ class WidthStore {
   /// What another rank has kept of a layer, in the same folder.
   void add_made_by_another(int64_t layer, size_t choice);
 
-  /// Keeps blocks of GGUF, one for each choice of a linear of this shape.
-  void add(const std::string& module, const Shape& shape, std::vector<StoredBlocks> choices);
+  /// Keeps blocks of GGUF, of linears in one file.
+  void add(const std::vector<StoredLinear>& linears);
 
   /// `as` with the weight that `choice` of it stands for, in fp32: scales and rotations undone, so that it does among
   /// the parameters of the 16-bit model what the packed one does among its own.

@@ -5,6 +5,7 @@
 
 #include "core/parallel.h"
 #include "core/progress.h"
+#include "core/text.h"
 #include "formats/gguf_forms.h"
 #include "io/files.h"
 #include "io/gguf.h"
@@ -128,6 +129,30 @@ TEST_F(GgufQuantize, FilesAreOfTheSizeThatWasAskedFor) {
   auto small = request("gguf");
   small.bytes = 900'000;
   expect_error(ErrorCode::bad_argument, {"less than the smallest types give"}, [&] { export_gguf(small); });
+}
+
+/// Experts of a layer are one tensor, and one choice; what is chosen predicts as well as what is exchanged for it.
+TEST_F(GgufQuantize, AMixtureHasTheSizeThatWasAskedForToo) {
+  const auto mixture = test::testdata() / "w4q-mixture-tiny";
+  auto wanted = request("gguf");
+  wanted.input = mixture;
+  wanted.output = *folder_ / "x.gguf";
+  wanted.bytes = 2'900'000;
+  auto& source = wanted.calibration->source;
+  source.statistics.clear();
+  source.text = {.text = {}, .ids = model() / "own/selfgen.ids.u16", .samples = 4, .length = 48};
+  const auto report = export_gguf(wanted);
+  EXPECT_LE(report.file_bytes, wanted.bytes);
+  EXPECT_GT(report.file_bytes, wanted.bytes * 97 / 100);
+  EXPECT_NE(report.notes.back().find("KL "), std::string::npos) << report.notes.back();
+  const auto file = io::GgufFile::open(wanted.output);
+  std::set<GgmlType> types;
+  for (int layer = 0; layer < 4; ++layer) {
+    for (const char* part : {"gate", "up", "down"}) {
+      types.insert(file.find(concat("blk.", layer, ".ffn_", part, "_exps.weight"))->type);
+    }
+  }
+  EXPECT_GT(types.size(), 1u);
 }
 
 TEST_F(GgufQuantize, RefusesWhatCannotBeCalibrated) {

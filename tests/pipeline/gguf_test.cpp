@@ -241,11 +241,6 @@ TEST_F(Gguf, AMixtureHasOneTypeForAllExperts) {
   EXPECT_EQ(file.find("blk.0.ffn_gate_exps.weight")->type, GgmlType::q4_k);
   EXPECT_EQ(file.find("blk.0.ffn_gate_inp.weight")->type, GgmlType::f32) << "routers stay as they are";
   EXPECT_EQ(std::ranges::count_if(report.notes, [](const auto& note) { return note.find("ffn_down_exps") < 99; }), 4);
-  GgufExportRequest sized{
-      .input = folder, .output = folder_ / "s.gguf", .to = "gguf", .calibration = {}, .bytes = 1 << 21};
-  sized.calibration.emplace();
-  sized.calibration->source.statistics = folder_ / "none";
-  expect_error(ErrorCode::unsupported, {"--target-size of a mixture"}, [&] { export_gguf(sized); });
 }
 
 TEST_F(Gguf, TheSameInputGivesTheSameBytes) {
