@@ -444,9 +444,49 @@ bool is_lone_even(const Measured& one, const std::vector<Measured>& all) {
   return others > fewest && (even == 1 || one.ones);
 }
 
+/// "layers.2.mlp.experts.5.up_proj" → "layers.2.mlp.experts.up_proj"; empty: no expert that stands by itself.
+std::string role_in_mixture(const std::string& path) {
+  constexpr std::string_view part = ".experts.";
+  const size_t at = path.find(part), end = at == std::string::npos ? at : path.find('.', at + part.size());
+  return end == std::string::npos ? std::string() : path.substr(0, at + part.size()) + path.substr(end + 1);
+}
+
+/// Experts of one mixture have sizes of one order: folding makes rows differ, but no expert as a whole.
+void sizes_in_mixtures(const std::vector<Measured>& measured, ContentsFindings& findings) {
+  constexpr size_t fewest = 6;
+  constexpr double far = 200;  // the end of E4M3 is 448
+  std::map<std::string, std::vector<const Measured*>> mixtures;
+  for (const auto& one : measured) {
+    const std::string role = role_in_mixture(one.linear->path);
+    if (!role.empty() && std::isfinite(one.size) && one.size > 0) mixtures[role].push_back(&one);
+  }
+  for (const auto& [role, experts] : mixtures) {
+    if (experts.size() < fewest) continue;
+    std::vector<double> sizes;
+    for (const auto* one : experts) sizes.push_back(one->size);
+    const double middle = median(std::move(sizes));
+    for (const auto* one : experts) {
+      if (one->size < far * middle && middle < far * one->size) continue;
+      findings.fault(one->linear->path,
+                     concat("has weights of the size ", one->size, ", those of the other experts have ", middle,
+                            ": its scales are not those of its codes"));
+    }
+  }
+}
+
+/// Weights of trained models are far below one in the mean.
+void size_of_all(double size, ContentsFindings& findings) {
+  constexpr double largest = 4;
+  if (!(size > largest) || !std::isfinite(size)) return;
+  findings.fault("the model", concat("has weights of the size ", size,
+                                     " in the median: scales are not what codes are "
+                                     "multiplied by (largest values of blocks, or codes up to one, were meant)"));
+}
+
 void values(const StoredContents& contents, ContentsFindings& findings) {
   const auto measured = measure_all(contents);
   const double median = median_size(measured);
+  const size_t before = findings.faults.size();
   const bool law = slopes_tell(measured);
   for (const auto& one : measured) {
     const auto& linear = *one.linear;
@@ -479,6 +519,9 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
       findings.fault(linear.path, grid);
     }
   }
+  if (findings.faults.size() > before) return;
+  sizes_in_mixtures(measured, findings);
+  size_of_all(median, findings);
 }
 
 constexpr std::array<std::array<std::string_view, 3>, 3> fused = {
