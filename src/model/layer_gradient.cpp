@@ -351,9 +351,33 @@ std::string_view obstacle_to_gradients(const LayerPlan& plan) {
   return {};
 }
 
+int64_t tape_bytes(const ModelConfig& config, int64_t length) {
+  int64_t most = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    int64_t width = 0;
+    for (const Block& block : layer_plan(config, layer).blocks) {
+      width += 6 * config.hidden_size;
+      for (const auto& group : block.groups) {
+        for (const auto& linear : group.linears) width += group.expert ? 0 : 5 * std::max(linear.n, linear.k);
+      }
+    }
+    most = std::max(most, width);
+  }
+  return length * most * int64_t{sizeof(float)};
+}
+
+GradientTape::GradientTape() = default;
+GradientTape::~GradientTape() = default;
+GradientTape::GradientTape(GradientTape&&) noexcept = default;
+
 struct LayerGradient::Impl {
+  BlockGradient block(const LayerWeights& weights, size_t index, int64_t rows, GradientMemory& memory) {
+    const auto eps = static_cast<float>(config.rms_norm_eps);
+    return {weights, weights.plan.blocks[index], eps, rows, memory, scratch};
+  }
+
   const ModelConfig& config;
-  std::vector<GradientMemory> blocks = {};
+  GradientTape tape = {};
   GradientScratch scratch = {};
   Floats hidden = {};
 };
@@ -362,22 +386,41 @@ LayerGradient::LayerGradient(const ModelConfig& config) : impl_(std::make_unique
 LayerGradient::~LayerGradient() = default;
 LayerGradient::LayerGradient(LayerGradient&&) noexcept = default;
 
+void LayerGradient::check(const LayerWeights& weights, MatrixView<const float> x) const {
+  ensure(x.cols == impl_->config.hidden_size, "LayerGradient: shapes differ");
+  ensure(obstacle_to_gradients(weights.plan).empty(), "LayerGradient: a layer without a way back");
+}
+
+void LayerGradient::run_blocks(const LayerWeights& weights, MatrixView<float> x, GradientTape& tape, bool goes_on) {
+  const size_t count = weights.plan.blocks.size();
+  tape.blocks_.resize(std::max(tape.blocks_.size(), count));
+  for (size_t b = 0; b < count; ++b) {
+    impl_->block(weights, b, x.rows, tape.blocks_[b]).forward(x, goes_on || b + 1 < count);
+  }
+}
+
+void LayerGradient::forward(const LayerWeights& weights, MatrixView<float> x, GradientTape& tape) {
+  check(weights, x);
+  run_blocks(weights, x, tape, true);
+}
+
+void LayerGradient::back(const LayerWeights& weights, MatrixView<float> gradient, GradientTape& tape,
+                         const GradientObserver& observer, const NormObserver& norms) {
+  check(weights, gradient);
+  ensure(tape.blocks_.size() >= weights.plan.blocks.size(), "LayerGradient: no way forth on the tape");
+  for (size_t b = weights.plan.blocks.size(); b-- > 0;) {
+    impl_->block(weights, b, gradient.rows, tape.blocks_[b]).backward(gradient, observer, norms);
+  }
+}
+
 void LayerGradient::run(const LayerWeights& weights, MatrixView<const float> x, MatrixView<float> gradient,
                         const GradientObserver& observer, const NormObserver& norms) {
-  const auto& plan = weights.plan.blocks;
-  ensure(x.cols == impl_->config.hidden_size && gradient.rows == x.rows && gradient.cols == x.cols,
-         "LayerGradient: shapes differ");
-  ensure(obstacle_to_gradients(weights.plan).empty(), "LayerGradient: a layer without a way back");
-  const auto eps = static_cast<float>(impl_->config.rms_norm_eps);
-  impl_->blocks.resize(std::max(impl_->blocks.size(), plan.size()));
+  check(weights, x);
+  ensure(gradient.rows == x.rows && gradient.cols == x.cols, "LayerGradient: shapes differ");
   const auto hidden = impl_->hidden.matrix(x.rows, x.cols);
   copy_rows(x, hidden);
-  std::vector<BlockGradient> blocks;
-  for (size_t b = 0; b < plan.size(); ++b) {
-    blocks.emplace_back(weights, plan[b], eps, x.rows, impl_->blocks[b], impl_->scratch);
-    blocks.back().forward(hidden, b + 1 < plan.size());
-  }
-  for (size_t b = plan.size(); b-- > 0;) blocks[b].backward(gradient, observer, norms);
+  run_blocks(weights, hidden, impl_->tape, false);
+  back(weights, gradient, impl_->tape, observer, norms);
 }
 
 }  // namespace w4q::model

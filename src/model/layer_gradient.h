@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "core/views.h"
 #include "model/gradient_observer.h"
@@ -19,6 +20,23 @@ std::string_view obstacle_to_gradients(const LayerPlan& plan);
 std::string obstacle_to_gradients(const ModelConfig& config);
 /// Throws unsupported, naming the first layer with such an obstacle. `what` wants the way back: "two-sided feedback".
 void require_gradients(const ModelConfig& config, std::string_view what);
+
+struct GradientMemory;
+
+/// What a layer keeps of one sequence's way forth for its way back: for a block some ten matrices of activations.
+class GradientTape {
+ public:
+  GradientTape();
+  ~GradientTape();
+  GradientTape(GradientTape&&) noexcept;
+
+ private:
+  friend class LayerGradient;
+  std::vector<GradientMemory> blocks_;
+};
+
+/// What a tape of a sequence of `length` tokens takes at most, for the largest layer of a model.
+int64_t tape_bytes(const ModelConfig& config, int64_t length);
 
 /// Holds scratch only: for one block some ten matrices of activations. Not thread-safe.
 class LayerGradient {
@@ -35,7 +53,16 @@ class LayerGradient {
   void run(const LayerWeights& weights, MatrixView<const float> x, MatrixView<float> gradient,
            const GradientObserver& observer = {}, const NormObserver& norms = {});
 
+  /// The same in two: x becomes what the layer puts out, bit for bit the same wherever the way back is kept …
+  void forward(const LayerWeights& weights, MatrixView<float> x, GradientTape& tape);
+  /// … and `gradient` that by x, of the layer and the sequence whose way forth is on the tape.
+  void back(const LayerWeights& weights, MatrixView<float> gradient, GradientTape& tape,
+            const GradientObserver& observer = {}, const NormObserver& norms = {});
+
  private:
+  void check(const LayerWeights& weights, MatrixView<const float> x) const;
+  void run_blocks(const LayerWeights& weights, MatrixView<float> x, GradientTape& tape, bool goes_on);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

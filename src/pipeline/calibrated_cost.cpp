@@ -139,7 +139,8 @@ CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::Op
     if (steps.has(StepKind::distill_norms)) {
       // Packed, a model takes at most as much as it did.
       const int64_t packed = model.folder.tensors.total_bytes();
-      cost.memory = std::max(cost.memory, distill_memory(model, packed, request.text.samples, request.text.length));
+      cost.memory = std::max(cost.memory, distill_memory(model, packed, request.text.samples, request.text.length,
+                                                         {.max_memory = request.max_memory}));
     }
     if (request.max_memory > 0) cost.memory = std::min(cost.memory, request.max_memory);
   }

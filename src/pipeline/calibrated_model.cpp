@@ -216,6 +216,9 @@ CalibratedLayer CalibratedRun::layer(int64_t index) {
 
 void CalibratedRun::finish() {
   if (walk_ && !in_pairs()) walk_->finish();
+  walk_.reset();
+  costs_.reset();
+  free_memory(gpu_);
 }
 
 std::string describe(const ExpertCounts& experts) {

@@ -47,7 +47,8 @@ class CalibratedRun {
 
   /// A layer of this rank; they come in order.
   CalibratedLayer layer(int64_t index);
-  /// Does this rank's part for the layers of others, when it has had its own.
+  /// Does this rank's part for the layers of others, when it has had its own. What layers took, in memory, on the GPU and
+  /// on disk, is given back for what comes behind them.
   void finish();
   /// What the user should know about the calibration.
   const std::vector<std::string>& notes() const noexcept { return notes_; }

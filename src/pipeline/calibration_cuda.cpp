@@ -62,6 +62,13 @@ device::Context* gpu_of(const std::shared_ptr<quantize::CudaWork>& work) {
   return work == nullptr ? nullptr : &work->context;
 }
 
+void free_memory(const std::shared_ptr<quantize::CudaWork>& work) {
+  if (work == nullptr) return;
+  work->release();
+  work->beside.clear();
+  if (const auto& spares = work->stream.spares()) spares->free_all();
+}
+
 struct CalibrationCuda::Impl {
   using EmbedLayer = CalibrationCuda::EmbedLayer;
 

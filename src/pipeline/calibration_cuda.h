@@ -28,6 +28,8 @@ namespace w4q::pipeline {
 std::shared_ptr<quantize::CudaWork> make_cuda_work(device::Context& gpu);
 /// The GPU of such work; null: there is none.
 device::Context* gpu_of(const std::shared_ptr<quantize::CudaWork>& work);
+/// Frees what the next layer would have found there.
+void free_memory(const std::shared_ptr<quantize::CudaWork>& work);
 
 struct CalibrationShape {
   int64_t samples = 0, length = 0;  ///< windows and their tokens

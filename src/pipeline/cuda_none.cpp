@@ -17,6 +17,7 @@ namespace {
 std::shared_ptr<quantize::CudaWork> make_cuda_work(device::Context&) { refuse(); }
 
 device::Context* gpu_of(const std::shared_ptr<quantize::CudaWork>&) { return nullptr; }
+void free_memory(const std::shared_ptr<quantize::CudaWork>&) {}
 
 struct CalibrationCuda::Impl {};
 CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&,
@@ -42,10 +43,12 @@ void ExchangeCuda::exchange(std::span<const Part>, const std::optional<Part>&) {
 
 struct DistillCuda::Impl {};
 bool DistillCuda::takes(const model::ModelConfig&) { return false; }
-DistillCuda::DistillCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&, int64_t, int64_t) { refuse(); }
+DistillCuda::DistillCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&, int64_t, int64_t, Layers) {
+  refuse();
+}
 DistillCuda::~DistillCuda() = default;
-void DistillCuda::add_layer(const model::LayerWeights&) { refuse(); }
 void DistillCuda::load_heads(const DistilledHead&, const DistilledHead&) { refuse(); }
+void DistillCuda::keep_layers() { refuse(); }
 void DistillCuda::load_teacher(const model::LayerWeights&) { refuse(); }
 void DistillCuda::keep_expected(int64_t) { refuse(); }
 int64_t DistillCuda::keeps() const noexcept { return 0; }

@@ -26,6 +26,8 @@ namespace {
 
 /// Sequences that tell whether it helped: every so-many-th, and at most so many.
 constexpr int64_t held_share = 8, most_held = 8;
+/// What layers keep between their ways forth and back where memory has no limit; beyond it they are run again.
+constexpr int64_t most_on_tapes = int64_t{4} << 30;
 constexpr double first_decay = 0.9, second_decay = 0.99, least_moment = 1e-12;
 
 /// Windows cut into sequences of at most `length` tokens.
@@ -221,7 +223,7 @@ class Student {
 class Distillation {
  public:
   Distillation(const model::OpenedModel& base, const model::OpenedModel& quantized, const CalibrationWindows& windows,
-               const DistillOptions& options, int64_t expected_bytes, bool in_memory)
+               const DistillOptions& options, int64_t expected_bytes, bool in_memory, int64_t tapes)
       : base_(base),
         config_(base.config),
         options_(options),
@@ -233,14 +235,17 @@ class Distillation {
         expected_(windows.samples, windows.length, config_.hidden_size, expected_bytes, options.spill_at),
         decoder_(config_),
         memories_(model::LayerMemories::one_at_a_time(config_, windows.length)),
-        back_(config_) {
+        back_(config_),
+        tapes_(static_cast<size_t>(tapes)) {
     decoder_.set_positions(0, windows.length);
     taken_ = sequences_.keep(options.steps * options.samples);
     if (options.gpu == nullptr || !DistillCuda::takes(config_)) return;
-    gpu_ = std::make_unique<DistillCuda>(options.gpu, config_, windows.length, options.samples);
-    for (int64_t layer = 0; layer < config_.layers; ++layer) gpu_->add_layer(student_.layer(layer));
+    gpu_ = std::make_unique<DistillCuda>(
+        options.gpu, config_, windows.length, options.samples,
+        [this](int64_t layer) -> const model::LayerWeights& { return student_.layer(layer); });
     const model::LossGradient loss = student_.loss();
     gpu_->load_heads({final_norm_, head_}, {loss.final_norm, loss.head});
+    gpu_->keep_layers();
   }
 
   DistilledNorms run() {
@@ -307,8 +312,15 @@ class Distillation {
   }
   DistillCuda::Expected expected_on_gpu(int64_t sequence) { return {place_of(sequence), expected(sequence)}; }
 
-  /// Inputs of all layers, and behind the last, of these sequences.
-  void forward(std::span<const int64_t> sequences) {
+  /// What layers keep of a sequence; one that all share keeps nothing until it is wanted.
+  bool on_tapes() const { return tapes_.size() > 1; }
+  model::GradientTape& tape(int64_t layer, size_t sequence) {
+    return on_tapes() ? tapes_[static_cast<size_t>(layer * options_.samples) + sequence] : tapes_.front();
+  }
+
+  /// Inputs of all layers, and behind the last, of these sequences. With a way `back` its bits come from back_, on tapes
+  /// or not.
+  void forward(std::span<const int64_t> sequences, bool back) {
     states_.resize(static_cast<size_t>(config_.layers + 1) * sequences.size());
     for (size_t s = 0; s < sequences.size(); ++s)
       model::embed(config_, student_.embeddings(), windows_.window(sequences[s]), state(0, s));
@@ -317,7 +329,7 @@ class Distillation {
       for (size_t s = 0; s < sequences.size(); ++s) {
         const auto from = state(layer, s), to = state(layer + 1, s);
         std::copy_n(from.data, from.rows * from.cols, to.data);
-        decoder_.run(weights, memories_.layer(layer), to);
+        back ? back_.forward(weights, to, tape(layer, s)) : decoder_.run(weights, memories_.layer(layer), to);
       }
       check_interrupt();
     }
@@ -337,7 +349,7 @@ class Distillation {
         sum += gpu_->divergence(expected_on_gpu(sequence));
         continue;
       }
-      forward(std::span(&sequence, 1));
+      forward(std::span(&sequence, 1), false);
       sum += student_.loss().divergence(teacher(), expected_.get(sequence), state(config_.layers, 0));
     }
     check_finite(sum);
@@ -377,7 +389,7 @@ class Distillation {
 
   /// One way forth and back for these sequences: the norms have seen their gradients.
   void look(std::span<const int64_t> sequences) {
-    forward(sequences);
+    forward(sequences, true);
     const auto see_final = [this](const model::PlannedNorm& norm, MatrixView<const float> x,
                                   MatrixView<const float> g) { student_.see_final(norm, x, g); };
     for (size_t s = 0; s < sequences.size(); ++s) {
@@ -389,7 +401,9 @@ class Distillation {
         student_.see(norm, weights.norms[norm.position], x, g);
       };
       for (size_t s = 0; s < sequences.size(); ++s) {
-        back_.run(weights, state(layer, s), state(config_.layers, s), {}, see);
+        const auto gradient = state(config_.layers, s);
+        on_tapes() ? back_.back(weights, gradient, tape(layer, s), {}, see)
+                   : back_.run(weights, state(layer, s), gradient, {}, see);
       }
       check_interrupt();
     }
@@ -408,9 +422,18 @@ class Distillation {
   model::LayerDecoder decoder_;
   model::LayerMemories memories_;
   model::LayerGradient back_;
+  std::vector<model::GradientTape> tapes_;  ///< of each layer and sequence of a step, or one
   std::vector<model::Floats> states_;
   std::unique_ptr<DistillCuda> gpu_;  ///< where it is done on a GPU
 };
+
+/// Of each layer and sequence of a step one, where they may be kept; else one.
+int64_t tapes_of(const model::ModelConfig& config, int64_t length, const DistillOptions& options) {
+  const int64_t all = config.layers * options.samples;
+  const bool kept =
+      options.max_memory == 0 && options.gpu == nullptr && all * model::tape_bytes(config, length) <= most_on_tapes;
+  return kept ? all : 1;
+}
 
 /// Beside the packed model and what is expected.
 int64_t working_memory(const model::OpenedModel& base, int64_t length, const DistillOptions& options) {
@@ -435,7 +458,8 @@ DistilledNorms distill_norms(const model::OpenedModel& base, const model::Opened
     in_memory = options.max_memory - working >= packed;
     expected = options.max_memory - working - (in_memory ? packed : 0);
   }
-  return Distillation(base, quantized, sequences, options, expected, in_memory).run();
+  const int64_t tapes = tapes_of(base.config, sequences.length, options);
+  return Distillation(base, quantized, sequences, options, expected, in_memory, tapes).run();
 }
 
 void require_distill_memory(const model::OpenedModel& base, int64_t length, const DistillOptions& options) {
@@ -448,7 +472,9 @@ void require_distill_memory(const model::OpenedModel& base, int64_t length, cons
 
 int64_t distill_memory(const model::OpenedModel& base, int64_t packed_bytes, int64_t samples, int64_t length,
                        const DistillOptions& options) {
-  return working_memory(base, std::min(length, options.length), options) + packed_bytes +
+  const int64_t rows = std::min(length, options.length);
+  const int64_t tapes = (tapes_of(base.config, rows, options) - 1) * model::tape_bytes(base.config, rows);
+  return working_memory(base, rows, options) + packed_bytes + tapes +
          samples * length * base.config.hidden_size * int64_t{sizeof(float)};
 }
 

@@ -15,20 +15,34 @@
 namespace w4q::pipeline {
 
 using decoder_cuda::Decoded;
+using decoder_cuda::DecodedLayer;
 
 namespace {
 
-/// What layers, heads and steps take beside the states that stay.
-constexpr int64_t steps_memory = int64_t{6} << 30;
+int64_t weights_of(const model::ModelConfig& config, int64_t layer) {
+  int64_t sum = 0;
+  for (const auto& linear : model::layer_plan(config, layer).linears()) sum += linear.n * linear.k;
+  return sum;
+}
+
+/// What steps take beside layers and states that stay: a layer of the 16-bit model and one that is widened, in fp32,
+/// one that passes, in f16, and activations.
+int64_t steps_memory(const model::ModelConfig& config) {
+  int64_t largest = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) largest = std::max(largest, weights_of(config, layer));
+  return largest * (2 * int64_t{sizeof(float)} + int64_t{sizeof(uint16_t)}) + (int64_t{2} << 30);
+}
 
 }  // namespace
 
 bool DistillCuda::takes(const model::ModelConfig& config) { return decoder_cuda::CudaLayerGradient::takes(config); }
 
 struct DistillCuda::Impl {
-  Impl(std::shared_ptr<quantize::CudaWork> work_, const model::ModelConfig& config_, int64_t length_, int64_t samples_)
+  Impl(std::shared_ptr<quantize::CudaWork> work_, const model::ModelConfig& config_, int64_t length_, int64_t samples_,
+       Layers source_)
       : work(std::move(work_)),
         config(config_),
+        source(std::move(source_)),
         length(length_),
         samples(samples_),
         values(length * config.hidden_size),
@@ -43,6 +57,17 @@ struct DistillCuda::Impl {
   }
   void put(MatrixView<const float> rows, float* to) {
     ring.copy(reinterpret_cast<std::byte*>(to), std::as_bytes(std::span(rows.data, static_cast<size_t>(values))));
+  }
+
+  DecodedLayer decode(int64_t index) { return decoder_cuda::decode_layer(source(index), Decoded::f16, length, ring); }
+  const DecodedLayer& layer(int64_t index) {
+    if (index < std::ssize(layers)) return layers[static_cast<size_t>(index)];
+    if (passing != index) {
+      passing_layer = {};
+      passing_layer = decode(index);
+      passing = index;
+    }
+    return passing_layer;
   }
 
   /// Where a sequence as the 16-bit model sees it stays; null: nowhere.
@@ -70,12 +95,14 @@ struct DistillCuda::Impl {
 
   const std::shared_ptr<quantize::CudaWork> work;
   const model::ModelConfig& config;
+  const Layers source;
   const int64_t length, samples, values;
   decoder_cuda::CudaLayerGradient walk;
   decoder_cuda::UploadRing ring;
   device::Fetch fetched;
-  std::vector<decoder_cuda::DecodedLayer> layers;
-  decoder_cuda::DecodedLayer teacher_layer;
+  std::vector<DecodedLayer> layers;  // that stay: the first
+  DecodedLayer passing_layer, teacher_layer;
+  int64_t passing = -1;  // the number of that
   std::optional<decoder_cuda::CudaLossGradient> teacher, student;
   device::DeviceBuffer states, expected, expected_states;
   int64_t keeps = 0;
@@ -83,12 +110,18 @@ struct DistillCuda::Impl {
 };
 
 DistillCuda::DistillCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config, int64_t length,
-                         int64_t samples)
-    : impl_(std::make_unique<Impl>(std::move(work), config, length, samples)) {}
+                         int64_t samples, Layers layers)
+    : impl_(std::make_unique<Impl>(std::move(work), config, length, samples, std::move(layers))) {}
 DistillCuda::~DistillCuda() { impl_->work->release(); }
 
-void DistillCuda::add_layer(const model::LayerWeights& weights) {
-  impl_->layers.push_back(decoder_cuda::decode_layer(weights, Decoded::f16, impl_->length, impl_->ring));
+void DistillCuda::keep_layers() {
+  Impl& impl = *impl_;
+  const int64_t beside = steps_memory(impl.config);
+  for (int64_t layer = 0; layer < impl.config.layers; ++layer) {
+    const int64_t bytes = weights_of(impl.config, layer) * int64_t{sizeof(uint16_t)};
+    if (impl.work->context.budget_bytes() < beside + bytes) return;
+    impl.layers.push_back(impl.decode(layer));
+  }
 }
 
 void DistillCuda::load_heads(const DistilledHead& teacher, const DistilledHead& student) {
@@ -97,9 +130,12 @@ void DistillCuda::load_heads(const DistilledHead& teacher, const DistilledHead& 
 }
 
 void DistillCuda::put_norms(int64_t layer, const model::LayerWeights& weights) {
+  Impl& impl = *impl_;
+  const bool stays = layer < std::ssize(impl.layers);
+  if (!stays && layer != impl.passing) return;  // it comes with them
+  DecodedLayer& there = stays ? impl.layers[static_cast<size_t>(layer)] : impl.passing_layer;
   for (const auto& norm : weights.plan.norms()) {
-    decoder_cuda::put_norm(impl_->layers[static_cast<size_t>(layer)], norm.position, weights.norms[norm.position],
-                           impl_->work->stream);
+    decoder_cuda::put_norm(there, norm.position, weights.norms[norm.position], impl.work->stream);
   }
 }
 
@@ -113,7 +149,7 @@ void DistillCuda::load_teacher(const model::LayerWeights& weights) {
 void DistillCuda::keep_expected(int64_t count) {
   Impl& impl = *impl_;
   const int64_t each = impl.values * int64_t{sizeof(float)};
-  impl.keeps = std::clamp<int64_t>((impl.work->context.budget_bytes() - steps_memory) / each, 0, count);
+  impl.keeps = std::clamp<int64_t>((impl.work->context.budget_bytes() - steps_memory(impl.config)) / each, 0, count);
   impl.expected_states = device::DeviceBuffer(impl.work->context, static_cast<size_t>(impl.keeps * each));
 }
 
@@ -137,12 +173,13 @@ void DistillCuda::forward(size_t count) {
   Impl& impl = *impl_;
   impl.teacher_layer = {};
   for (int64_t layer = 0; layer < impl.config.layers; ++layer) {
-    impl.walk.enter(impl.layers[static_cast<size_t>(layer)]);
+    const DecodedLayer& own = impl.layer(layer);
+    impl.walk.enter(own);
     for (size_t s = 0; s < count; ++s) {
       float* const to = impl.state(layer + 1, s);
       device::copy(device::Way::on_gpu, to, impl.state(layer, s), static_cast<size_t>(impl.values) * sizeof(float),
                    impl.work->stream, "copying hidden states");
-      impl.walk.forward(impl.layers[static_cast<size_t>(layer)], to);
+      impl.walk.forward(own, to);
     }
   }
   impl.work->stream.synchronize();
@@ -162,7 +199,7 @@ double DistillCuda::loss(size_t index, const Expected& expected) {
 void DistillCuda::back(size_t count) {
   Impl& impl = *impl_;
   for (int64_t layer = impl.config.layers; layer-- > 0;) {
-    const decoder_cuda::DecodedLayer& own = impl.layers[static_cast<size_t>(layer)];
+    const DecodedLayer& own = impl.layer(layer);
     impl.walk.enter(own);
     for (size_t s = 0; s < count; ++s) {
       impl.walk.run(own, impl.state(layer, s), impl.state(impl.config.layers, s), {}, impl.observer());

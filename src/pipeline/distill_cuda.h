@@ -1,8 +1,9 @@
-// Distillation's ways forth and back on the GPU: the quantized model stays there, decoded to f16, with its norms; what
-// it is compared with comes window by window.
+// Distillation's ways forth and back on the GPU: the quantized model stays there, decoded to f16, with its norms, as far
+// as there is memory; what it is compared with comes window by window.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -26,15 +27,19 @@ class DistillCuda {
   /// Whether there is this way for all layers of a model.
   static bool takes(const model::ModelConfig& config);
 
+  /// A layer of the quantized model as it is now; valid until the next call.
+  using Layers = std::function<const model::LayerWeights&(int64_t layer)>;
+
   /// Sequences of `length` tokens, `samples` of them at a time. `config` must outlive it. Throws device when the memory
   /// does not suffice.
   DistillCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config, int64_t length,
-              int64_t samples);
+              int64_t samples, Layers layers);
   ~DistillCuda();
 
-  /// The quantized model, layer by layer.
-  void add_layer(const model::LayerWeights& weights);
   void load_heads(const DistilledHead& teacher, const DistilledHead& student);
+  /// The first layers of the quantized model stay there, as many as the memory beside all else takes; the others are
+  /// decoded whenever they are needed.
+  void keep_layers();
   void put_norms(int64_t layer, const model::LayerWeights& weights);
   void put_final_norm(std::span<const float> weights);
 

@@ -133,6 +133,8 @@ const Case cases[] = {
     {"trellis3-w14", 1000, 4096, 128},
     {"trellis4-w16", 384, 2048, 64, true},
     {"trellis2-w12", 300, 1024},
+    {"trellis2-w14", 256, 1024, 128},
+    {"trellis4-w14", 300, 2048, 64},
 };
 
 TEST_F(TrellisGpu, ProductsAgreeWithTheDecodedWeights) {
@@ -221,7 +223,9 @@ TEST_F(TrellisGpu, DecodingIsTheDefinition) {
   for (const auto& [scheme_name, n, k] : {std::tuple{"trellis2-w8", 128, 64},
                                           {"trellis3-w16", 300, 200},
                                           {"trellis4-w11", 130, 1000},
-                                          {"trellis3-w14", 129, 33}}) {
+                                          {"trellis3-w14", 129, 33},
+                                          {"trellis2-w14", 128, 64},
+                                          {"trellis4-w14", 130, 100}}) {
     const auto scheme = formats::parse_scheme(scheme_name);
     const PackedWeight canonical = random_trellis(scheme, n, k, 5);
     const PackedWeight packed = repack::layout_row("trellis-fragment").pack(canonical);

@@ -274,6 +274,21 @@ TEST_F(PipelineCuda, SumsDoNotDependOnTheMemory) {
   EXPECT_EQ(digests[0], digests[1]);
 }
 
+/// Layers that do not stay on a GPU while norms are distilled say the same as those that do.
+TEST_F(PipelineCuda, DistilledNormsDoNotDependOnTheMemory) {
+  device::Context crowded(0, 1'000'000);
+  std::vector<std::string> digests;
+  for (device::Context* gpu : {&test::gpu(), &crowded}) {
+    auto wanted = request("kbit3-b32-e4m4", "q", {gpu, [](device::Context*) {}});
+    wanted.options.steps = quantize::parse_steps("search → distill");
+    wanted.options.steps.find(quantize::StepKind::distill_norms)->rounds = 6;
+    read_text(wanted, 16, 64);
+    quantize_model(wanted);
+    digests.push_back(io::digest_of_file(wanted.output / "model.safetensors").text());
+  }
+  EXPECT_EQ(digests[0], digests[1]);
+}
+
 /// What so many ranks, threads here, make of statistics and of a quantization; rank r has the GPU gpus[r].
 std::vector<std::string> made_by_ranks(const std::vector<device::Context*>& gpus, const std::filesystem::path& folder,
                                        const QuantizeRequest& packing) {

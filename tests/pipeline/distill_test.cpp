@@ -112,7 +112,7 @@ TEST_F(DistilledNormsOf, AreTheSameForAnyThreadsAndMemory) {
   set_threads(1);
   const auto one = run(9, {.steps = 6});
   set_threads(3);
-  const int64_t least = distill_memory(*base_, 0, 0, 48);
+  const int64_t least = distill_memory(*base_, 0, 0, 48, {.max_memory = 1});
   const auto three = run(9, {.steps = 6, .max_memory = least});
   set_threads(0);
   EXPECT_EQ(one.weights, three.weights);

@@ -123,6 +123,8 @@ __device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<ro
       send(mailbox(blockIdx.x) + 32, sums[1]);
       continue;
     }
+    float factor = 1;
+    if constexpr (fused) factor = store.factor();  // while others' sums are on their way
     if (group == plan.first_group) {
       float total[2] = {};
       const int own = static_cast<int>(blockIdx.x);
@@ -137,7 +139,7 @@ __device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<ro
       sums[1] += total[1];
     }
     if constexpr (fused) {
-      store.run({sums[0], sums[1]});
+      store.run({sums[0], sums[1]}, factor);
     } else {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -33,45 +33,69 @@ __device__ __forceinline__ void prefetch_stream(const Launch& args) {
   if (args.residual != nullptr && args.fp32) prefetch_floats(args.residual, args.n);
 }
 
-/// 1 / rms of a product's input, of which its lanes have sums of squares.
+/// 1 / rms of a product's input, of which its lanes have sums of squares: asked for when it is made, looked at later.
 struct InputNorm {
-  float squares = 0, scale = 1;
+  static constexpr int held = 2;  ///< of a lane, all at once: those of 4096 inputs
+  float squares[held] = {}, scale = 1;
 
   __device__ __forceinline__ explicit InputNorm(const Launch& args) {
     const float* const state = args.fusion.input_norm;
     if (state == nullptr) return;
-    const int groups = static_cast<int>((args.k + 63) / 64);
     scale = __ldcg(state);
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < groups; i += 32) squares += __ldcg(state + 2 + i);
+#pragma unroll
+    for (int i = 0; i < held; ++i) {
+      const int at = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+      if (at < groups(args)) squares[i] = __ldcg(state + 2 + at);
+    }
   }
   /// What sums are multiplied with. By a whole warp; that of N-tile 0 leaves the next scale.
   __device__ __forceinline__ float factor(const Launch& args, int group) const {
     float* const state = args.fusion.input_norm;
     if (state == nullptr) return 1;
-    const float inverse_rms = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(args.k) + args.fusion.eps);
+    float sum = squares[0];
+#pragma unroll
+    for (int i = 1; i < held; ++i) sum += squares[i];
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) % 32 + 32 * held; i < groups(args); i += 32)
+      sum += __ldcg(state + 2 + i);
+    const float inverse_rms = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(args.k) + args.fusion.eps);
     if (group == 0 && threadIdx.x % 32 == 0) state[1] = next_scale(inverse_rms);
     return inverse_rms / scale;
   }
+
+ private:
+  __device__ static int groups(const Launch& args) { return static_cast<int>((args.k + 63) / 64); }
 };
 
 /// The bias of an output; launches that take some of many weights have one of their own (routed.cuh).
 __device__ __forceinline__ float bias_of(const Launch& args, int row) { return __ldg(args.bias + row); }
 
-/// What an output needs beside its sum.
+/// What an output needs beside its sum: asked for when it is made, and as bits, for whoever converts waits.
 struct OutputExtras {
-  float scale = 1, bias = 0, before = 0, weight = 0;
+  uint32_t scale_bits = 0, before_bits = 0;
+  float bias = 0, weight = 0;
 
   template <class Args>
   __device__ __forceinline__ OutputExtras(const Args& args, int row) {
     const int at = min(row, static_cast<int>(args.n) - 1);
     if (args.residual != nullptr) {
-      before = args.fp32 ? static_cast<const float*>(args.residual)[at]
-                         : __half2float(static_cast<const __half*>(args.residual)[at]);
+      before_bits = args.fp32 ? __float_as_uint(static_cast<const float*>(args.residual)[at])
+                              : __half_as_ushort(static_cast<const __half*>(args.residual)[at]);
       if (args.fusion.next_x != nullptr) weight = __ldg(args.fusion.next_weight + at);
     }
-    if (args.output_scales != nullptr) scale = output_scale(args, at);
+    if (args.output_scales != nullptr) scale_bits = output_scale_bits(args, at);
     if (args.bias != nullptr) bias = bias_of(args, at);
+  }
+  __device__ __forceinline__ float value(const Launch& args, float sum) const {
+    const float scale = args.output_scales != nullptr ? scale_of(args, scale_bits) : 1.0f;
+    return fmaf(sum, scale, bias) + before(args);
+  }
+
+ private:
+  __device__ __forceinline__ float before(const Launch& args) const {
+    if (args.residual == nullptr) return 0;
+    return args.fp32 ? __uint_as_float(before_bits)
+                     : __half2float(__ushort_as_half(static_cast<unsigned short>(before_bits)));
   }
 };
 
@@ -97,10 +121,11 @@ struct GroupStore {
     if (args.fusion.next_x != nullptr) next_scale = __ldcg(args.fusion.last_norm + 1);
   }
 
-  __device__ __forceinline__ void run(float2 sums) const {
-    const float factor = args.result_factor * norm.factor(args, group);
-    const float low = fmaf(sums.x * factor, extras[0].scale, extras[0].bias) + extras[0].before;
-    const float high = fmaf(sums.y * factor, extras[1].scale, extras[1].bias) + extras[1].before;
+  /// What sums are multiplied with; by a whole warp.
+  __device__ __forceinline__ float factor() const { return args.result_factor * norm.factor(args, group); }
+  __device__ __forceinline__ void run(float2 sums) const { run(sums, factor()); }
+  __device__ __forceinline__ void run(float2 sums, float factor) const {
+    const float low = extras[0].value(args, sums.x * factor), high = extras[1].value(args, sums.y * factor);
     if (args.fusion.swiglu) return store_swiglu(low, high);
     store(low, 0);
     store(high, 32);

@@ -45,13 +45,19 @@ struct Launch {
   int64_t prefetch_bytes;
 };
 
-/// The scale of an output where all inputs are one group (layout_marlin.h).
-__device__ __forceinline__ float output_scale(const Launch& args, int row) {
-  if (args.fp32_output_scales) return __ldg(static_cast<const float*>(args.output_scales) + row);
+/// The scale of an output where all inputs are one group (layout_marlin.h), as bits: of an f32, a bf16 or an f16.
+__device__ __forceinline__ uint32_t output_scale_bits(const Launch& args, int row) {
+  if (args.fp32_output_scales) return __ldg(static_cast<const uint32_t*>(args.output_scales) + row);
   const int at = args.output_scales_in_order ? row : repack::MarlinMap::single_order(row);
-  const unsigned short bits = __ldg(static_cast<const unsigned short*>(args.output_scales) + at);
-  return args.bf16_output_scales ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
-                                 : __half2float(__ushort_as_half(bits));
+  return __ldg(static_cast<const unsigned short*>(args.output_scales) + at);
+}
+__device__ __forceinline__ float scale_of(const Launch& args, uint32_t bits) {
+  if (args.fp32_output_scales) return __uint_as_float(bits);
+  return args.bf16_output_scales ? __uint_as_float(bits << 16)
+                                 : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+__device__ __forceinline__ float output_scale(const Launch& args, int row) {
+  return scale_of(args, output_scale_bits(args, row));
 }
 
 /// sum · factor · scale + bias

@@ -39,7 +39,6 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_gemv_kernel(const Trell
   const frame::Partition runs(block_end - block_begin, warps);
   Run<Codes, gated> run(args, staged, block_begin + runs.begin(warp), block_begin + runs.begin(warp + 1));
   run.load_first_weights();
-  const frame::FixUp plan(Cursor<gated>::group_halves(args), blocks);
   const int head = warp, tail = warps + warp;
   partial.leave(head, -1);
   partial.leave(tail, -1);
@@ -82,7 +81,8 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_gemv_kernel(const Trell
   }
   frame::prefetch_next<warps>(args, warp);
   __syncthreads();
-  fix_up<gated, warps>(args, plan, partial);
+  // Made here, for the main loop has no registers to spare.
+  fix_up<gated, warps>(args, frame::FixUp(Cursor<gated>::group_halves(args), blocks), partial);
 }
 
 template <class Codes, bool gated>

@@ -58,6 +58,19 @@ struct Part {
   }
 };
 
+/// Brings to the L2 cache the scales of the outputs that a block stores, a line for each strip. By a warp.
+template <bool gated>
+__device__ __forceinline__ void prefetch_scales(const TrellisLaunch& args, const frame::FixUp& plan) {
+  constexpr int strips = gated ? 2 : 1;
+  const int groups = args.n_tiles / strips;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < strips * (plan.final_group - plan.first_group + 1); i += 32) {
+    const int strip = plan.first_group + i / strips + i % strips * groups;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const __half*>(args.output_scales) + 128 * strip));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const __half*>(args.output_scales) + 128 * strip + 64));
+  }
+}
+
 /// Brings the sums together that warps and blocks share, and stores them.
 template <bool gated, int warps>
 __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
@@ -67,6 +80,7 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
   static_assert(2 * warps <= 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int tasks = (plan.final_group - plan.first_group + 1) * Part::count;
+#pragma unroll 1
   for (int task = static_cast<int>(threadIdx.x) / 32; task < tasks; task += warps) {
     const int group = plan.final_group - task / Part::count;
     const unsigned members = __ballot_sync(0xFFFFFFFFu, lane < 2 * warps && partial.groups[lane] == group);
@@ -74,11 +88,17 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
     if (members == 0 || !part.exists(args)) continue;
     const auto store = part.store(args);
     float sums[2] = {};
+    constexpr int at_once = 8;  // no branches between these loads
+    static_assert(2 * warps % at_once == 0);
+#pragma unroll 1
+    for (int first = 0; first < 2 * warps; first += at_once) {
+      if ((members >> first & ((1u << at_once) - 1)) == 0) continue;
 #pragma unroll
-    for (int slot = 0; slot < 2 * warps; ++slot) {
-      const bool member = (members >> slot & 1) != 0;
-      sums[0] += member ? partial.of(slot)[part.low] : 0;
-      sums[1] += member ? partial.of(slot)[part.high] : 0;
+      for (int slot = first; slot < first + at_once; ++slot) {
+        const bool member = (members >> slot & 1) != 0;
+        sums[0] += member ? partial.of(slot)[part.low] : 0;
+        sums[1] += member ? partial.of(slot)[part.high] : 0;
+      }
     }
     const auto mailbox = [&](int block) { return args.mailboxes + static_cast<int64_t>(block) * values + part.low; };
     const int apart = part.high - part.low;
@@ -87,6 +107,7 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
       frame::send(mailbox(static_cast<int>(blockIdx.x)) + apart, sums[1]);
       continue;
     }
+    const float factor = store.factor();  // while others' sums are on their way
     if (group == plan.first_group) {
       float total[2] = {};
       const int senders = static_cast<int>(blockIdx.x) - plan.first_sharer;
@@ -94,7 +115,7 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
       sums[0] += total[0];
       sums[1] += total[1];
     }
-    store.run({sums[0], sums[1]});
+    store.run({sums[0], sums[1]}, factor);
   }
 }
 

@@ -7,6 +7,8 @@
 //           asynchronous copies of the lanes that decode them, some units ahead. Strips that runs share are summed as in
 //           gemv_cuda.cu
 //   class   E2
+#include <algorithm>
+
 #include "device/async_copy.cuh"
 #include "kernels/trellis/gemv_sums.cuh"
 #include "kernels/trellis/unit_inputs.cuh"
@@ -17,6 +19,23 @@ namespace {
 constexpr int teams = 4, warps = quarters * teams;  ///< a team has a run
 constexpr int stages = 3;                           ///< units of a warp in shared memory
 
+/// What a launch needs beside the rest, made on the host: divisions are what stands in front of a block's first copy.
+struct UnitLaunch : TrellisLaunch {
+  frame::Partition blocks;    ///< of all units
+  int units;                  ///< of a quarter
+  uint32_t group_reciprocal;  ///< 2^32 / the units of a group, rounded up
+
+  UnitLaunch(const TrellisLaunch& args, int grid, int group_units)
+      : TrellisLaunch(args),
+        blocks(args.n_tiles * quarter_units(args.k), grid),
+        units(quarter_units(args.k)),
+        group_reciprocal(static_cast<uint32_t>((int64_t{1} << 32) / group_units + 1)) {}
+  /// The group of a unit: exact for units · group_units < 2^32 (unit_gemv_takes).
+  __device__ __forceinline__ int group_of(int at) const {
+    return static_cast<int>(__umulhi(static_cast<uint32_t>(at), group_reciprocal));
+  }
+};
+
 /// A place in the order of units: groups, in each its strip or that of gates and that of ups, in each units of a quarter.
 template <bool gated>
 struct UnitCursor {
@@ -24,10 +43,10 @@ struct UnitCursor {
   int group, side = 0, unit;
   const int units, half_strips;
 
-  __device__ UnitCursor(const TrellisLaunch& args, int at)
-      : group(at / (strips * quarter_units(args.k))),
-        unit(at - group * strips * quarter_units(args.k)),
-        units(quarter_units(args.k)),
+  __device__ UnitCursor(const UnitLaunch& args, int at)
+      : group(args.group_of(at)),
+        unit(at - group * strips * args.units),
+        units(args.units),
         half_strips(args.n_tiles / 2) {
     if (gated && unit >= units) unit -= units, side = 1;
   }
@@ -52,42 +71,52 @@ struct UnitCursor {
 template <int bits, bool gated>
 struct CodeRing {
   static constexpr int stage_bytes = bits * 512, unit_quads = bits * Map::lanes;
+  static constexpr int bytes = stages * stage_bytes;
   const uint4* const codes;
   const int quarter;
   char* const memory;
   UnitCursor<gated> at;
   const uint4* from;
-  int left;
+  int stretch, left;                            ///< units that are to be fetched of a strip, and behind it
+  int reading = 0, used = bytes - stage_bytes;  ///< places: of the unit at hand, and of the one before
 
-  __device__ CodeRing(const TrellisLaunch& args, char* ring, int quarter_, int begin, int end)
+  __device__ CodeRing(const UnitLaunch& args, char* ring, int quarter_, int begin, int end)
       : codes(reinterpret_cast<const uint4*>(args.codes) + threadIdx.x % 32),
         quarter(quarter_),
         memory(ring + threadIdx.x % 32 * 16),
         at(args, begin),
         from(codes + at.half_tile(quarter) * unit_quads),
-        left(end - begin) {}
+        stretch(min(end - begin, at.units - at.unit)),
+        left(end - begin - stretch) {}
 
-  __device__ __forceinline__ void fetch(int stage) {
-    if (left > 0) {
+  __device__ __forceinline__ void fetch(int place) {
+    if (stretch > 0) {
 #pragma unroll
-      for (int j = 0; j < bits; ++j) {
-        device::copy_async(memory + stage * stage_bytes + j * 512, from + j * Map::lanes);
-      }
-      --left;
+      for (int j = 0; j < bits; ++j) device::copy_async(memory + place + j * 512, from + j * Map::lanes);
       from += unit_quads;
-      if (++at.unit == at.units) {
-        at.next_strip();
-        from = codes + at.half_tile(quarter) * unit_quads;
-      }
+      if (--stretch == 0) next_stretch();
     }
     device::close_async_group();
   }
-  __device__ __forceinline__ void read(int stage, uint32_t (&words)[4 * bits]) const {
+  __device__ __forceinline__ void read(uint32_t (&words)[4 * bits]) const {
 #pragma unroll
     for (int j = 0; j < bits; ++j) {
-      const uint4 quad = *reinterpret_cast<const uint4*>(memory + stage * stage_bytes + j * 512);
+      const uint4 quad = *reinterpret_cast<const uint4*>(memory + reading + j * 512);
       words[4 * j] = quad.x, words[4 * j + 1] = quad.y, words[4 * j + 2] = quad.z, words[4 * j + 3] = quad.w;
     }
+  }
+  __device__ __forceinline__ void next() {
+    used = reading;
+    reading = reading == bytes - stage_bytes ? 0 : reading + stage_bytes;
+  }
+
+ private:
+  __device__ __forceinline__ void next_stretch() {
+    if (left == 0) return;
+    at.next_strip();
+    from = codes + at.half_tile(quarter) * unit_quads;
+    stretch = min(left, at.units);
+    left -= stretch;
   }
 };
 
@@ -124,13 +153,16 @@ template <class Codes, class Between>
 __device__ __forceinline__ void multiply_unit(const uint32_t (&words)[4 * Codes::bits], uint32_t mask,
                                               const char* inputs, ByteSums& sums, const Between& between) {
   constexpr int bits = Codes::bits;
-  const auto* const b = reinterpret_cast<const uint32_t*>(inputs) + threadIdx.x % 32;
+  const auto* const b = reinterpret_cast<const uint4*>(inputs) + threadIdx.x % 32;
+  uint4 of_two_steps;
   unroll<4>([&]<int step>() {
     uint32_t from[bits];
 #pragma unroll
     for (int w = 0; w < bits; ++w) from[w] = words[bits * step + w];
     const ColumnPair<Codes> columns(from);
-    const uint32_t even = b[64 * step], odd = b[64 * step + 32];
+    if constexpr (step % 2 == 0) of_two_steps = b[16 * step];
+    const uint32_t even = step % 2 == 0 ? of_two_steps.x : of_two_steps.z;
+    const uint32_t odd = step % 2 == 0 ? of_two_steps.y : of_two_steps.w;
     unroll<8>([&]<int r>() {
       const uint32_t a[4] = {columns.template product<2 * r>(0, mask), columns.template product<2 * r + 1>(0, mask),
                              columns.template product<2 * r>(1, mask), columns.template product<2 * r + 1>(1, mask)};
@@ -140,52 +172,60 @@ __device__ __forceinline__ void multiply_unit(const uint32_t (&words)[4 * Codes:
   });
 }
 
+/// Shared memory: codes, inputs, and behind them sums; where these will be inputs wait until the largest is known.
 template <int bits, bool gated>
 struct Memory {
   using Partial = WarpSums<warps, group_outputs<gated>>;
-  static constexpr int warp_ring_bytes = stages * CodeRing<bits, gated>::stage_bytes;
-  static constexpr int largest_at = warps * warp_ring_bytes + (Partial::bytes + 15) / 16 * 16;
-  static constexpr int inputs_at = largest_at + 128;
+  static constexpr int warp_ring_bytes = CodeRing<bits, gated>::bytes;
+  static constexpr int largest_at = warps * warp_ring_bytes, inputs_at = largest_at + 128;
+
+  __host__ __device__ static int sums_at(int pieces) { return inputs_at + pieces * unit_piece_bytes; }
+  static int bytes(int pieces) { return sums_at(pieces) + std::max(Partial::bytes, pieces * waiting_piece_bytes); }
 };
 
 /// Barrier of a team.
 __device__ __forceinline__ void meet(int team) { asm volatile("bar.sync %0, 128;" ::"r"(1 + team) : "memory"); }
 
 template <class Codes, int strips>
-__global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const TrellisLaunch args) {
+__global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const UnitLaunch args) {
   constexpr bool gated = strips == 2;
   constexpr int bits = Codes::bits;
   using Memory = trellis::Memory<bits, gated>;
   extern __shared__ __align__(128) char memory[];
   device::trigger_dependent_launch();
-  const typename Memory::Partial partial(memory + warps * Memory::warp_ring_bytes);
   const int warp = frame::warp_index(), lane = static_cast<int>(threadIdx.x) % 32;
   const int quarter = warp % quarters, team = warp / quarters;
-  const int units = quarter_units(args.k), group_units = strips * units;
-  const frame::Partition blocks(args.n_tiles * units, gridDim.x);
+  const int units = args.units, group_units = strips * units;
+  const frame::Partition& blocks = args.blocks;
   const int block_begin = blocks.begin(blockIdx.x), block_end = blocks.begin(blockIdx.x + 1);
   const frame::Partition runs(block_end - block_begin, teams);
   int at = block_begin + runs.begin(team);
   const int end = block_begin + runs.begin(team + 1);
   CodeRing<bits, gated> ring(args, memory + warp * Memory::warp_ring_bytes, quarter, at, end);
 #pragma unroll
-  for (int stage = 0; stage < stages - 1; ++stage) ring.fetch(stage);
+  for (int stage = 0; stage < stages - 1; ++stage) ring.fetch(stage * ring.stage_bytes);
+  const int first_column = block_begin - args.group_of(block_begin) * group_units;
+  const int first_unit = gated && first_column >= units ? first_column - units : first_column;
+  const UnitPieces pieces(first_unit, block_end - block_begin, units);
+  const UnitStager<warps> stager(args, pieces);
+  stager.prefetch();
   const frame::FixUp plan(group_units, blocks);
+  if (warp == 0) prefetch_scales<gated>(args, plan);
+  if (threadIdx.x == 0) frame::prefetch_weights(args);
+  const typename Memory::Partial partial(memory + Memory::sums_at(pieces.count()));
+  const StagedUnits staged(memory + Memory::inputs_at, pieces);
+  device::wait_grid_dependency();
+  if (threadIdx.x == 0) frame::prefetch_stream(args);
+  const float scale = stager.run(staged, reinterpret_cast<uint32_t*>(memory + Memory::largest_at),
+                                 reinterpret_cast<char*>(partial.sums));
   const int head = warp, tail = warps + warp;
   partial.leave(head, -1);
   partial.leave(tail, -1);
-  if (threadIdx.x == 0) frame::prefetch_weights(args);
-  const UnitPieces pieces(block_begin % group_units % units, block_end - block_begin, units);
-  const StagedUnits staged(memory + Memory::inputs_at, pieces);
-  device::wait_grid_dependency();
-  const float scale =
-      stage_units<warps>(args, pieces, staged, reinterpret_cast<uint32_t*>(memory + Memory::largest_at));
-  if (threadIdx.x == 0) frame::prefetch_stream(args);
 
   UnitCursor<gated> here(args, at);
   ByteSums sums;
   bool from_start = here.begins_group(), enters = true, first_group = true;
-  int stage = 0;
+  const int seam = pieces.begin * piece_units;
   while (at < end) {
     const int group = here.group, slot = first_group ? head : tail;
     if (gated && enters) {  // a run may have one of the strips only
@@ -197,20 +237,21 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const 
     }
     enters = false;
     const int past = here.unit + min(end - at, units - here.unit);
-    sums.clear();
-    const char* inputs = staged.units + pieces.place(here.unit) * unit_bytes;
-#pragma unroll 1
-    for (int unit = here.unit; unit < past; ++unit) {
-      if (unit == pieces.begin * piece_units) inputs = staged.units;
-      device::wait_async<stages - 2>();
-      uint32_t words[4 * bits];
-      ring.read(stage, words);
-      const int used = stage == 0 ? stages - 1 : stage - 1;
-      multiply_unit<Codes>(words, args.mask, inputs, sums, [&] { ring.fetch(used); });
-      stage = stage + 1 == stages ? 0 : stage + 1;
-      inputs += unit_bytes;
-    }
     const int2 terms = staged.sums_of(pieces, here.unit, past, quarter);
+    sums.clear();
+    for (int unit = here.unit; unit < past;) {  // inputs stand in one piece, but for one seam
+      const char* inputs = staged.units + pieces.place(unit) * unit_bytes;
+      const int stop = unit < seam && seam < past ? seam : past;
+#pragma unroll 1
+      for (; unit < stop; ++unit) {
+        device::wait_async<stages - 2>();
+        uint32_t words[4 * bits];
+        ring.read(words);
+        multiply_unit<Codes>(words, args.mask, inputs, sums, [&] { ring.fetch(ring.used); });
+        ring.next();
+        inputs += unit_bytes;
+      }
+    }
     if (lane % 4 == quarter) {
       constexpr int rows = static_cast<int>(Map::tile_rows);
       sums.leave(terms, scale, partial.of(slot) + rows * here.side + Map::lane_rows * (lane / 4));
@@ -252,14 +293,15 @@ template <int bits, bool gated>
 size_t shared_bytes(int64_t strips, int64_t k, int blocks) {
   const int units = quarter_units(k);
   const int64_t most = (strips * units + blocks - 1) / blocks;
-  return Memory<bits, gated>::inputs_at + static_cast<size_t>(UnitPieces::most(most, units)) * unit_piece_bytes;
+  return static_cast<size_t>(Memory<bits, gated>::bytes(static_cast<int>(UnitPieces::most(most, units))));
 }
 
 template <class Codes, bool gated>
 void launch_sides(const TrellisLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
   const size_t bytes = shared_bytes<Codes::bits, gated>(args.n_tiles, args.k, blocks);
   const LaunchShape in{dim3(static_cast<unsigned>(blocks)), warps * 32, bytes, args.overlap};
-  launch<trellis_unit_gemv_kernel<Codes, gated ? 2 : 1>>(in, stream, "launching a kernel", args);
+  const UnitLaunch launched(args, blocks, (gated ? 2 : 1) * quarter_units(args.k));
+  launch<trellis_unit_gemv_kernel<Codes, gated ? 2 : 1>>(in, stream, "launching a kernel", launched);
   device::check_launch("trellis_unit_gemv", shape);
 }
 
@@ -267,7 +309,8 @@ void launch_sides(const TrellisLaunch& args, int blocks, const device::Stream& s
 
 bool unit_gemv_takes(const device::Properties& gpu, int bits, int64_t n, int64_t k, int blocks) {
   if (k % (quarters * piece_inputs) != 0) return false;
-  const int64_t strips = Map(n, k).row_groups;
+  const int64_t strips = Map(n, k).row_groups, units = quarter_units(k);
+  if (strips * units * 2 * units > UINT32_MAX) return false;
   size_t bytes = 0;
   with_bits<2, 3, 4>(bits, [&]<int width>() { bytes = shared_bytes<width, true>(strips, k, blocks); });
   return bytes <= static_cast<size_t>(gpu.shared_bytes_per_block_optin);

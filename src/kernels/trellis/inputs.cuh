@@ -13,14 +13,29 @@ namespace w4q::kernels::trellis {
 
 constexpr int term_factor = 254, largest_term = 127;
 
+/// The nearest whole number, of an input that is at most 2^22, without the conversions that a multiprocessor has few
+/// units for: on top of 1.5 · 2^23 it is what the sum is rounded to.
+struct Rounded {
+  static constexpr float base = 12582912.0f;
+  float on_base;
+  __device__ __forceinline__ explicit Rounded(float value) { on_base = __fadd_rn(value, base); }
+  __device__ __forceinline__ float value() const { return __fsub_rn(on_base, base); }
+  __device__ __forceinline__ int whole() const { return __float_as_int(on_base) - __float_as_int(base); }
+  /// Its lowest byte, four times.
+  __device__ __forceinline__ uint32_t bytes() const { return permute(__float_as_uint(on_base), 0, 0); }
+};
+
 /// Of an input that is at most largest_term.
 struct Terms {
-  int first, second;
-  __device__ __forceinline__ explicit Terms(float scaled) {
-    first = __float2int_rn(scaled);
-    second = __float2int_rn((scaled - static_cast<float>(first)) * term_factor);
-  }
+  Rounded first, second;
+  __device__ __forceinline__ explicit Terms(float scaled)
+      : first(scaled), second((scaled - first.value()) * term_factor) {}
 };
+
+/// What terms of inputs up to `largest` are multiplied with; NaN where that is not finite, for terms are anything then.
+__device__ __forceinline__ float term_scale(float largest) {
+  return largest * (1.0f / (largest_term * term_factor)) + (largest - largest);
+}
 
 /// Of a tile: the scale of its terms, and what brings sums of their products with bytes to those with levels, of either
 /// half of the lanes' inputs.
@@ -74,9 +89,10 @@ struct InputStager {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const Terms terms(x[j] * to_terms);
-      first[j / 4] |= (static_cast<uint32_t>(terms.first) & 0xFF) << 8 * (j % 4);
-      second[j / 4] |= (static_cast<uint32_t>(terms.second) & 0xFF) << 8 * (j % 4);
-      sum += term_factor * terms.first + terms.second;
+      const int whole[2] = {terms.first.whole(), terms.second.whole()};
+      first[j / 4] |= (static_cast<uint32_t>(whole[0]) & 0xFF) << 8 * (j % 4);
+      second[j / 4] |= (static_cast<uint32_t>(whole[1]) & 0xFF) << 8 * (j % 4);
+      sum += term_factor * whole[0] + whole[1];
     }
     // Lanes t of a tile have 16 inputs each, as the words of a lane of two halves: even and odd lanes here.
 #pragma unroll
@@ -87,10 +103,15 @@ struct InputStager {
     *reinterpret_cast<uint2*>(to + piece_inputs + 8 * lane) = make_uint2(second[0], second[1]);
     if (lane % 8 != 0) return;
     constexpr int middle = -formats::trellis_largest_level;
-    const float scale = largest * (1.0f / (largest_term * term_factor));
+    const float scale = term_scale(largest);
     reinterpret_cast<TileInputs*>(to + 2 * piece_inputs)[lane / 8] = {scale, {middle * sum, middle * odd_sum}};
   }
 
+  /// Brings the signs of that rotation to the L2 cache; waits for nothing.
+  __device__ __forceinline__ void prefetch_signs(int column) const {
+    if (args.signs == nullptr || column >= args.k) return;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(args.signs + column / 32));
+  }
   /// Eight inputs from `column` on, of f16, divided and rotated; zeros beyond k. By a warp, whose lanes have neighbours.
   __device__ __forceinline__ uint4 rotated(int column) const {
     const int left = static_cast<int>(args.k) - column;

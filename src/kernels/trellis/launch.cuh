@@ -42,6 +42,7 @@ template <class Body>
 void with_codes(const formats::Scheme& scheme, const Body& body) {
   with_bits<2, 3, 4>(scheme.bits, [&]<int bits>() {
     if (scheme.window == 16) return body.template operator()<Codes<bits, 16>>();
+    if (scheme.window == 14) return body.template operator()<Codes<bits, 14>>();
     body.template operator()<Codes<bits, 0>>();
   });
 }

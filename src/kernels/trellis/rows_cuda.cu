@@ -160,31 +160,54 @@ struct RowsRun {
   }
 };
 
-/// A thread's sums of those that other blocks made: of each block all at once, one trip to the L2 cache.
+/// A thread's sums of those that other blocks made, of all groups: of several blocks at once, one trip to the L2 cache.
 template <class Shape>
 struct SharedSums {
-  static constexpr int count = (Shape::values + Shape::threads - 1) / Shape::threads;
-  float totals[count] = {};
+  static constexpr int count = (Shape::values + Shape::threads - 1) / Shape::threads;  ///< of a group
+  static constexpr int words = Shape::groups * count, at_once = 4;
+  float totals[words] = {};
 
-  __device__ static bool exists(int i) { return static_cast<int>(threadIdx.x) + i * Shape::threads < Shape::values; }
+  __device__ static bool exists(int word) {
+    return static_cast<int>(threadIdx.x) + word % count * Shape::threads < Shape::values;
+  }
+  /// In the order of blocks, of which `senders` left theirs from `from` on.
+  __device__ __forceinline__ void receive(frame::MailboxWord* from, int senders) {
+    constexpr int apart = Shape::groups * Shape::values;
+#pragma unroll 1
+    for (int done = 0; done < senders; done += at_once, from += at_once * apart) {
+      frame::MailboxWord got[at_once][words];
+      bool complete = false;
+      while (!complete) {
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+#pragma unroll
+          for (int j = 0; j < words; ++j) {
+            got[i][j] = done + i < senders && exists(j) ? frame::peek(from + i * apart + place(j)) : ~0ull;
+          }
+        }
+        complete = true;
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+#pragma unroll
+          for (int j = 0; j < words; ++j) complete &= got[i][j] >> 32 != 0;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        if (done + i >= senders) break;
+#pragma unroll
+        for (int j = 0; j < words; ++j) {
+          if (!exists(j)) continue;
+          from[i * apart + place(j)] = 0;
+          totals[j] += __uint_as_float(static_cast<uint32_t>(got[i][j]));
+        }
+      }
+    }
+  }
 
-  __device__ __forceinline__ void receive(frame::MailboxWord* from) {
-    from += threadIdx.x;
-    frame::MailboxWord words[count];
-    bool complete = false;
-    while (!complete) {
-      complete = true;
-#pragma unroll
-      for (int i = 0; i < count; ++i) words[i] = exists(i) ? frame::peek(from + i * Shape::threads) : ~0ull;
-#pragma unroll
-      for (int i = 0; i < count; ++i) complete &= words[i] >> 32 != 0;
-    }
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      if (!exists(i)) continue;
-      from[i * Shape::threads] = 0;
-      totals[i] += __uint_as_float(static_cast<uint32_t>(words[i]));
-    }
+ private:
+  __device__ static int place(int word) {
+    return word / count * Shape::values + static_cast<int>(threadIdx.x) + word % count * Shape::threads;
   }
 };
 
@@ -256,14 +279,13 @@ __global__ void __launch_bounds__(Shape<rows>::warps * 32, 1) trellis_rows_kerne
     if (here.end == end) break;
   }
   if (!holds || (plan.first_group == plan.final_group && plan.shares_final)) return;
+  SharedSums<Shape> others;
+  others.receive(mailbox(plan.first_sharer, 0), static_cast<int>(blockIdx.x) - plan.first_sharer);
 #pragma unroll
   for (int group = 0; group < Shape::groups; ++group) {
-    SharedSums<Shape> others;
-    for (int block = plan.first_sharer; block < static_cast<int>(blockIdx.x); ++block) {
-      others.receive(mailbox(block, group));
-    }
     for_each_value([&](int i, int value, int at) {  // by the thread that left it there
-      store(plan.first_group, group, value, others.totals[i] + held[group * Shape::slot + at]);
+      store(plan.first_group, group, value,
+            others.totals[group * SharedSums<Shape>::count + i] + held[group * Shape::slot + at]);
     });
   }
 }

@@ -2,7 +2,7 @@
 //
 // Four warps work on a strip, each on a quarter of k: rows 2·w and 2·w + 1 of B are the two terms of the inputs of warp
 // w, each four times, and what the other rows leave in a warp's sums nobody reads. A *unit* is what a warp multiplies at a
-// time: half a tile, 32 inputs of each quarter, 1 KB as four steps of two B registers. All terms of a block have one
+// time: half a tile, 32 inputs of each quarter, 1 KB as two times four B registers of a lane, those of two steps. All terms of a block have one
 // scale, so that sums are whole numbers from the first unit to the last.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace w4q::kernels::trellis {
 
 constexpr int quarters = 4;
 constexpr int piece_units = 2 * piece_tiles;
-constexpr int unit_bytes = 1024 + 16;  ///< the units of a piece stand in different banks
+constexpr int unit_bytes = 1024 + 64;  ///< two units that a warp writes together stand in different banks
 constexpr int unit_piece_bytes = piece_units * (unit_bytes + quarters * static_cast<int>(sizeof(int)));
 
 /// Units of a quarter: k is a multiple of 1024.
@@ -60,14 +60,20 @@ struct StagedUnits {
     const int unit = piece * piece_units + lane / 8 * 2 + lane % 2;
     float x[8];
     InputStager::widen(halves, x);
-    char* const to = units + unit * unit_bytes + 32 * quarter + 4 * t;
+    char* const to = units + unit * unit_bytes + 16 * (8 * quarter + t);
     int sum = 0;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const Terms terms(x[j] * to_terms);
-      *reinterpret_cast<uint32_t*>(to + 128 * j) = permute(static_cast<uint32_t>(terms.first), 0, 0);
-      *reinterpret_cast<uint32_t*>(to + 128 * j + 16) = permute(static_cast<uint32_t>(terms.second), 0, 0);
-      sum += terms.first * 65536 + terms.second;
+    for (int half = 0; half < 2; ++half) {
+      uint32_t first[4], second[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const Terms terms(x[4 * half + j] * to_terms);
+        first[j] = terms.first.bytes();
+        second[j] = terms.second.bytes();
+        sum += terms.first.whole() * 65536 + terms.second.whole();
+      }
+      *reinterpret_cast<uint4*>(to + 512 * half) = make_uint4(first[0], first[1], first[2], first[3]);
+      *reinterpret_cast<uint4*>(to + 512 * half + 64) = make_uint4(second[0], second[1], second[2], second[3]);
     }
 #pragma unroll
     for (int step = 2; step < 8; step *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);  // over lanes t
@@ -77,6 +83,7 @@ struct StagedUnits {
   /// Sums of the first and of the second terms of units [begin, end) of a quarter, by a warp.
   __device__ __forceinline__ int2 sums_of(const UnitPieces& pieces, int begin, int end, int quarter) const {
     int first = 0, second = 0;
+#pragma unroll 1
     for (int unit = begin + static_cast<int>(threadIdx.x) % 32; unit < end; unit += 32) {
       const int both = sums[pieces.place(unit) * quarters + quarter];
       const int low = static_cast<short>(both & 0xFFFF);
@@ -95,52 +102,62 @@ __device__ __forceinline__ uint32_t largest_bits(const uint4& halves) {
   return max(most & 0xFFFF, most >> 16);
 }
 
-/// Stages the inputs of a block of `warps` warps; ends behind a barrier. `largest` [warps]. Returns the scale of the
-/// terms.
+/// Bytes of rotated inputs that wait for the largest of the block.
+constexpr int waiting_piece_bytes = quarters * piece_inputs * 2;
+
+/// Stages the inputs of a block of `warps` warps. One copy of each step, in loops: what a block runs once it fetches as
+/// it runs.
 template <int warps>
-__device__ __forceinline__ float stage_units(const TrellisLaunch& args, const UnitPieces& pieces,
-                                             const StagedUnits& staged, uint32_t* largest) {
-  constexpr int most_held = 4;  // of a warp, in registers; where it has more, they are made twice
-  const int warp = frame::warp_index(), lane = static_cast<int>(threadIdx.x) % 32;
-  const int tasks = quarters * pieces.count();
-  const bool holds = tasks <= most_held * warps;
-  const InputStager stager(args);
-  const auto eight = [&](int task) {
-    const int quarter = task % quarters * static_cast<int>(args.k / quarters);
-    return stager.rotated(quarter + piece_inputs * pieces.piece(task / quarters) + 8 * lane);
-  };
-  uint4 held[most_held];
-  uint32_t most = 0;
-  if (holds) {
-#pragma unroll
-    for (int i = 0; i < most_held; ++i) {
-      const int task = warp + i * warps;
-      if (task >= tasks) continue;
-      held[i] = eight(task);
-      most = max(most, largest_bits(held[i]));
-    }
-  } else {
-    for (int task = warp; task < tasks; task += warps) most = max(most, largest_bits(eight(task)));
+class UnitStager {
+ public:
+  __device__ __forceinline__ UnitStager(const TrellisLaunch& args, const UnitPieces& pieces)
+      : stager_(args),
+        pieces_(pieces),
+        quarter_inputs_(static_cast<int>(args.k / quarters)),
+        tasks_(quarters * pieces.count()),
+        warp_(frame::warp_index()),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  /// Before the wait for the launch before.
+  __device__ __forceinline__ void prefetch() const {
+#pragma unroll 1
+    for (int task = warp_; task < tasks_; task += warps) stager_.prefetch_signs(column(task));
   }
-  most = __reduce_max_sync(0xFFFFFFFFu, most);
-  if (lane == 0) largest[warp] = most;
-  __syncthreads();
-  most = __reduce_max_sync(0xFFFFFFFFu, lane < warps ? largest[lane] : 0);
-  const float of_all = __half2float(__ushort_as_half(static_cast<unsigned short>(most)));
-  const float to_terms = of_all > 0 ? largest_term / of_all : 0.0f;
-  if (holds) {
-#pragma unroll
-    for (int i = 0; i < most_held; ++i) {
-      const int task = warp + i * warps;
-      if (task < tasks) staged.put(task / quarters, task % quarters, held[i], to_terms);
+  /// By all warps; ends behind a barrier. `largest` [warps], `waiting` [pieces] of waiting_piece_bytes. Returns the scale
+  /// of the terms.
+  __device__ __forceinline__ float run(const StagedUnits& staged, uint32_t* largest, char* waiting) const {
+    uint32_t most = 0;
+#pragma unroll 1
+    for (int task = warp_; task < tasks_; task += warps) {
+      const uint4 eight = stager_.rotated(column(task));
+      *place(waiting, task) = eight;  // for this lane
+      most = max(most, largest_bits(eight));
     }
-  } else {
-    for (int task = warp; task < tasks; task += warps) {
-      staged.put(task / quarters, task % quarters, eight(task), to_terms);
+    most = __reduce_max_sync(0xFFFFFFFFu, most);
+    if (lane_ == 0) largest[warp_] = most;
+    __syncthreads();
+    most = __reduce_max_sync(0xFFFFFFFFu, lane_ < warps ? largest[lane_] : 0);
+    const float of_all = __half2float(__ushort_as_half(static_cast<unsigned short>(most)));
+    const float to_terms = of_all > 0 ? largest_term / of_all : 0.0f;
+#pragma unroll 1
+    for (int task = warp_; task < tasks_; task += warps) {
+      staged.put(task / quarters, task % quarters, *place(waiting, task), to_terms);
     }
+    __syncthreads();
+    return term_scale(of_all);
   }
-  __syncthreads();
-  return of_all * (1.0f / (largest_term * term_factor));
-}
+
+ private:
+  __device__ __forceinline__ int column(int task) const {
+    return task % quarters * quarter_inputs_ + piece_inputs * pieces_.piece(task / quarters) + 8 * lane_;
+  }
+  __device__ __forceinline__ uint4* place(char* waiting, int task) const {
+    return reinterpret_cast<uint4*>(waiting) + 32 * task + lane_;
+  }
+
+  const InputStager stager_;
+  const UnitPieces& pieces_;
+  const int quarter_inputs_, tasks_, warp_, lane_;
+};
 
 }  // namespace w4q::kernels::trellis

@@ -16,17 +16,25 @@ namespace w4q::kernels::trellis {
 
 using Map = repack::TrellisFragmentMap;
 
-/// Which windows: those of 16 bits take no mask, 0 stands for all others.
-template <int width, int window>
+/// Which windows: those of 16 bits, and those of 14, which a scheme has that names none; 0 stands for all others, which
+/// take a mask.
+template <int width, int window_>
 struct Codes {
-  static constexpr int bits = width;
-  static constexpr bool whole_windows = window == 16;
+  static constexpr int bits = width, window = window_;
   static constexpr int quads = 2 * bits;  ///< 128-bit loads of a lane and tile
 };
 
 __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t result;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
+  return result;
+}
+
+/// By the multiplier: the compiler would make a shift and a mask of two shifts, both in the pipe that has most to do.
+template <int count>
+__device__ __forceinline__ uint32_t shifted_left(uint32_t word) {
+  uint32_t result;
+  asm("mul.lo.u32 %0, %1, %2;" : "=r"(result) : "r"(word), "n"(1 << count));
   return result;
 }
 
@@ -73,11 +81,14 @@ struct ColumnPair {
     constexpr int word = (end - 17) / 16;
     constexpr int in_word = end - 16 * word;  // of the word's 32, counted from the oldest
     static_assert(in_word > 16 && in_word <= 32 && word < bits);
+    if constexpr (Codes::window == 14) {  // shifted out at both ends
+      return shifted_left<in_word - Codes::window>(words[column][word]) >> (32 - Codes::window);
+    }
     constexpr int shift = in_word % 8;
     constexpr int last_byte = (32 - (in_word - shift)) / 8;
     const uint32_t shifted = words[column][word] * (1u << shift);
     const uint32_t window = permute(shifted, 0, last_byte == 0 ? 0x4410u : last_byte == 1 ? 0x4421u : 0x4432u);
-    return Codes::whole_windows ? window : window & mask;
+    return Codes::window == 16 ? window : window & mask;
   }
   template <int row>
   __device__ __forceinline__ uint32_t product(int column, uint32_t mask) const {
