@@ -176,6 +176,7 @@ struct Measured {
   bool all_one = false;  ///< scales are 1, of any kind
   int64_t loud = -1;     ///< a block of FP8 that is far larger than those around it
   int64_t lost = 0;      ///< sampled blocks whose codes are all zero under a scale as the others have
+  bool sparse = false;   ///< pruned: most codes of 4 bits are zero
   bool random = false;   ///< codes whose exponents are all as frequent
   Slope slope, turned;
   int64_t points = 0;
@@ -283,9 +284,24 @@ bool has_even_scales(const Blocks& blocks, const io::Checkpoint& tensors, const 
   return std::ranges::count_if(sizes, [&](int64_t count) { return 50 * count > std::ssize(bytes); }) >= 6;
 }
 
+/// Codes of 4 bits, half of which and more are zero: of a pruned weight's blocks energies say how many are left.
+bool is_sparse(const io::Checkpoint& tensors, const StoredLinear& linear) {
+  constexpr size_t looked_at = 1 << 14;
+  if (linear.kind == Kind::fp8) return false;
+  const auto loaded = tensors.load(linear.codes);
+  const auto bytes = loaded->bytes.first(std::min(looked_at, loaded->bytes.size()));
+  size_t zeros = 0;
+  for (const std::byte byte : bytes) {
+    const auto pair = std::to_integer<unsigned>(byte);
+    zeros += (pair & 7) == 0, zeros += (pair >> 4 & 7) == 0;
+  }
+  return zeros > bytes.size();
+}
+
 Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   Measured result;
   result.linear = &linear;
+  result.sparse = is_sparse(contents.tensors(), linear);
   const Blocks blocks(contents.tensors(), linear);
   const auto& scales = blocks.scales();
   for (const float scale : scales) result.bad += !std::isfinite(scale) || scale < 0;
@@ -402,6 +418,7 @@ std::string size_fault(const Measured& one, double median) {
 /// is 0. Far below stands what few patterns make of weights, as of a matrix of low rank. Where scales hardly differ, none of it
 /// is known.
 std::string slope_fault(const Measured& one, bool powers_of_two) {
+  if (one.sparse) return {};
   const double least_spread = powers_of_two ? 0.2 : 0.03;
   // What is far below is a matrix whose rows differ by far more than its codes tell, as loud channels that were folded.
   const bool tall = one.linear->kind == Kind::fp8 && one.slope.value > -2;
