@@ -340,6 +340,8 @@ inline MadeCheckpoint made_mixture(Storage storage) {
     writer.dense(name + ".weight", {96, 32});
     ignore.push_back(name);
   }
+  writer.dense("model.visual.merger.weight", {128, 32});
+  ignore.push_back("model.visual.merger");
   made.config = {{"architectures", {"UnseenForConditionalGeneration"}},
                  {"model_type", "unseen"},
                  {"tie_word_embeddings", false},

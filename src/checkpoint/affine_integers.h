@@ -25,7 +25,8 @@ struct AffineMatrices {
 
 /// All of them that a checkpoint holds. MLX: X.weight U32 [n, k·b/32], a dense stream of codes a row, X.scales and
 /// X.biases [n, k/g]: code · scale + bias in fp32; of its modes mxfp4, mxfp8 and nvfp4 scales are U8 and there are no
-/// offsets; of stacks [experts, …] the experts are "X.0.weight" … or, of "X.switch_mlp.Y", "X.experts.0.Y.weight" …. ModelOpt: X.weight U8 [n/2, k], two outputs a byte, the
+/// offsets; of stacks [experts, …] the experts are "X.0.weight" … or, of "X.switch_mlp.Y", "X.experts.0.Y.weight" ….
+/// ModelOpt: X.weight U8 [n/2, k], two outputs a byte, the
 /// even one in the low half, X.weight_scale [n, k/g], X.pre_quant_scale [k]: code · scale · what its input is multiplied by.
 /// Throws bad_file for tensors of another shape or type than these need.
 AffineMatrices read_affine_integers(const std::shared_ptr<const io::Checkpoint>& tensors, const io::Json& quantization);

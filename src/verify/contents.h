@@ -97,12 +97,14 @@ struct ContentsRule {
 };
 
 /// By names and shapes (contents_names.cpp), by values (contents_values.cpp), beside others (contents_peers.cpp), by what
-/// config.json claims (contents_claims.cpp), and by the sizes that it states (contents_sizes.cpp).
+/// config.json claims (contents_claims.cpp), by the sizes that it states (contents_sizes.cpp), and by what other layers and
+/// experts have (contents_layers.cpp).
 std::span<const ContentsRule> name_rules();
 std::span<const ContentsRule> value_rules();
 std::span<const ContentsRule> peer_rules();
 std::span<const ContentsRule> claim_rules();
 std::span<const ContentsRule> size_rules();
+std::span<const ContentsRule> layer_rules();
 
 /// Nothing for a folder of w4q's own.
 std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vector<std::string>* notes = nullptr);

@@ -7,9 +7,11 @@
 #include <optional>
 #include <set>
 
+#include "checkpoint/fused.h"
 #include "checkpoint/low_precision.h"
 #include "core/convert.h"
 #include "core/text.h"
+#include "model/parameters.h"
 #include "verify/contents.h"
 
 namespace w4q::verify {
@@ -119,6 +121,123 @@ void symmetry_of_groups(const StoredContents& contents, ContentsFindings& findin
   }
 }
 
+// ---- lists and groups ----
+
+/// Lists of modules hold paths or patterns; what is empty, or no text, programs take for everything, or stop at.
+void lists_of_modules(const StoredContents& contents, ContentsFindings& findings) {
+  const io::Json& quantization = contents.quantization();
+  if (!quantization.is_object()) return;
+  for (const char* key : {"ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"}) {
+    const auto list = quantization.find(key);
+    if (list == quantization.end() || list->is_null()) continue;
+    if (!list->is_array()) {
+      findings.fault("config.json", concat("has ", key, " that is no list: ", printable(list->dump())));
+      continue;
+    }
+    for (const auto& entry : *list) {
+      if (!entry.is_string() || entry.get<std::string>().empty()) {
+        findings.fault("config.json", concat("has ", printable(entry.dump()), " in ", key, ", which names no module"));
+        continue;
+      }
+      // Modules are left out, not their tensors.
+      const auto name = entry.get<std::string>();
+      const auto* linear = contents.find(name.substr(0, name.rfind('.')));
+      if (linear != nullptr && linear->kind != StoredLinear::Kind::plain && contents.tensors().contains(name))
+        findings.fault("config.json",
+                       concat("leaves out ", printable(name), ", a tensor of a module that is quantized"));
+    }
+  }
+}
+
+/// Whether a target is a path or a pattern, not the name of a class.
+bool is_path(const std::string& target) { return target.starts_with("re:") || target.find('.') != std::string::npos; }
+
+/// What a group promises is there: targets that name nothing leave in 16 bit what was meant.
+void targets_of_groups(const StoredContents& contents, ContentsFindings& findings) {
+  const io::Json& quantization = contents.quantization();
+  if (!quantization.is_object()) return;
+  const auto groups = quantization.find("config_groups");
+  if (groups == quantization.end() || !groups->is_object()) return;
+  for (const auto& [name, group] : groups->items()) {
+    const auto targets = group.is_object() ? group.find("targets") : group.end();
+    if (!group.is_object() || targets == group.end() || !targets->is_array() || targets->empty()) continue;
+    std::vector<std::string> paths;
+    for (const auto& target : *targets) {
+      if (target.is_string()) paths.push_back(target.get<std::string>());
+    }
+    if (!std::ranges::all_of(paths, is_path)) continue;
+    const NameList list(paths);
+    const auto named = [&](const auto& linear) {
+      return !list.entry_for(linear.path).empty() || !list.entry_for(checkpoint::served_name(linear.path)).empty();
+    };
+    if (std::ranges::any_of(contents.linears(), named)) continue;
+    findings.fault("config.json", concat("has a group ", printable(name), " whose targets (",
+                                         printable(join(paths, ", ")), ") name nothing that is there"));
+  }
+}
+
+/// Of formats with one way to store codes: the tensor that has them, and its type.
+struct StoredAs {
+  std::string_view format, suffix;
+  DType dtype;
+};
+constexpr StoredAs stored_formats[] = {
+    {"pack-quantized", ".weight_packed", DType::i32},      {"nvfp4-pack-quantized", ".weight_packed", DType::u8},
+    {"mxfp4-pack-quantized", ".weight_packed", DType::u8}, {"float-quantized", ".weight", DType::f8_e4m3},
+    {"mxfp8-quantized", ".weight", DType::f8_e4m3},        {"int-quantized", ".weight", DType::i8}};
+
+/// Programs choose the reader of all linears by the format.
+void stated_format(const StoredContents& contents, ContentsFindings& findings) {
+  const io::Json& quantization = contents.quantization();
+  if (!quantization.is_object() || quantization.value("quant_method", io::Json()) != "compressed-tensors") return;
+  const io::Json format = quantization.value("format", io::Json());
+  if (!format.is_string()) return;
+  const auto groups = quantization.value("config_groups", io::Json());
+  const bool own = groups.is_object() && std::ranges::any_of(groups, [](const io::Json& group) {
+                     return group.is_object() && group.contains("format") && group["format"].is_string();
+                   });
+  const auto stated = std::ranges::find(stored_formats, format.get<std::string>(), &StoredAs::format);
+  if (own || stated == std::end(stored_formats)) return;
+  std::string other;
+  for (const auto& linear : contents.linears()) {
+    if (linear.kind == StoredLinear::Kind::plain || linear.codes.empty()) continue;
+    if (linear.codes.ends_with(stated->suffix) && contents.tensors().at(linear.codes).dtype == stated->dtype) return;
+    if (other.empty()) other = linear.codes;
+  }
+  if (!other.empty())
+    findings.fault("config.json", concat("says \"format\": ", printable(format.dump()), ", but nothing is stored so: ",
+                                         printable(other), " is ", dtype_name(contents.tensors().at(other).dtype)));
+}
+
+/// Scales of inputs that were measured stand beside every linear whose group says so.
+void promised_inputs(const StoredContents& contents, ContentsFindings& findings) {
+  const io::Json& quantization = contents.quantization();
+  if (!quantization.is_object()) return;
+  const io::Json method = quantization.value("quant_method", io::Json());
+  if (method != "compressed-tensors" && method != "modelopt") return;
+  const io::Json groups = quantization.value("config_groups", io::Json());
+  if (!groups.is_object() || groups.size() != 1 || !groups.begin()->is_object()) return;
+  const io::Json inputs = groups.begin()->value("input_activations", io::Json());
+  if (!inputs.is_object()) return;
+  const io::Json dynamic = inputs.value("dynamic", io::Json());
+  const bool local = dynamic == "local";
+  if (!local && dynamic != false) return;
+  const std::string_view suffix = local ? ".input_global_scale" : ".input_scale";
+  size_t lacking = 0, all = 0;
+  std::string first;
+  for (const auto& linear : contents.linears()) {
+    if (linear.kind == StoredLinear::Kind::plain || linear.experts > 0) continue;
+    ++all;
+    if (contents.tensors().contains(concat(linear.path, suffix))) continue;
+    ++lacking;
+    if (first.empty()) first = concat(linear.path, suffix);
+  }
+  // One alone is named by what the others have.
+  if (lacking > 1)
+    findings.fault("config.json", concat("promises measured scales of inputs, but ", lacking, " of ", all,
+                                         " packed linears have none, the first is ", printable(first)));
+}
+
 // ---- the cache and inputs ----
 
 /// compressed-tensors measures the scales of a cache that is not scaled as it is filled.
@@ -132,6 +251,58 @@ void promised_cache(const StoredContents& contents, ContentsFindings& findings) 
   });
   if (!there) {
     findings.fault("config.json", "promises measured scales of the cache (kv_cache_scheme), and none is there");
+  }
+}
+
+/// All that stand in attention beside its linears: of keys, values, both, queries, and what comes of them.
+constexpr std::string_view of_cache[] = {".k_scale",
+                                         ".v_scale",
+                                         ".kv_scale",
+                                         ".q_scale",
+                                         ".prob_scale",
+                                         ".k_proj.output_scale",
+                                         ".v_proj.output_scale",
+                                         ".qkv_proj.output_scale"};
+
+/// A scale of the cache is the largest value that it holds over that of its type: of any model these lie far within. There is
+/// one of a layer, of each head, or of each channel; and where a layer has one, all that have keys do.
+void sound_cache(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr float least = 1e-8f, most = 1e4f;
+  const auto& tensors = contents.tensors();
+  const int64_t heads = contents.number({"num_key_value_heads"}),
+                query_heads = contents.number({"num_attention_heads"});
+  std::set<int64_t> with, keys;
+  for (const auto& linear : contents.linears()) {
+    if (linear.path.ends_with(".self_attn.k_proj") && linear.path.find("vis") == std::string::npos &&
+        linear.path.find("mtp") == std::string::npos)
+      keys.insert(model::layer_numbers(linear.path).layer);
+  }
+  for (const auto& [name, info] : tensors.tensors()) {
+    const auto suffix = std::ranges::find_if(of_cache, [&](std::string_view end) { return name.ends_with(end); });
+    if (suffix == std::end(of_cache) || name.find("vis") != std::string::npos) continue;
+    if (suffix < of_cache + 3) with.insert(model::layer_numbers(name).layer);
+    if (!is_weight_dtype(info.dtype)) {
+      findings.fault(name, concat("has type ", dtype_name(info.dtype), ": a scale is a float"));
+      continue;
+    }
+    const int64_t count = element_count(info.shape);
+    if (count != 1 && heads > 0 && count % heads != 0 && (query_heads <= 0 || count % query_heads != 0))
+      findings.fault(name, concat("has shape ", shape_text(info.shape), ", of ", heads, " heads of the cache"));
+    std::vector<float> values(static_cast<size_t>(count));
+    const auto loaded = tensors.load(name);
+    widen(loaded->bytes, loaded->dtype, values);
+    const bool said = suffix < of_cache + 2;  // another rule says what is not positive
+    const auto bad = std::ranges::find_if(
+        values, [&](float value) { return value > 0 && std::isfinite(value) ? value < least || value > most : !said; });
+    if (bad != values.end())
+      findings.fault(name,
+                     concat("is ", *bad, ": a scale of the cache or of queries is between ", least, " and ", most));
+  }
+  constexpr size_t fewest = 2;
+  if (with.size() < fewest || !std::ranges::includes(keys, with) || keys.size() == with.size()) return;
+  for (const int64_t layer : keys) {
+    if (!with.contains(layer))
+      findings.fault(concat("layer ", layer), "has no scale of the cache (k_scale, v_scale), other layers have theirs");
   }
 }
 
@@ -173,7 +344,12 @@ constexpr ContentsRule rules[] = {
     {"quantization_config says how it is read", false, unnamed_method},
     {"sym agrees with the zero points", false, symmetry_of_words},
     {"symmetric agrees with the zero points", false, symmetry_of_groups},
+    {"lists name modules", false, lists_of_modules},
+    {"groups have what they name", false, targets_of_groups},
+    {"codes are stored in the format that is stated", false, stated_format},
+    {"inputs have the scales that are promised", false, promised_inputs},
     {"scales of the cache are there", false, promised_cache},
+    {"scales of the cache are those of a cache", false, sound_cache},
     {"inputs that are shared have one size", false, inputs_of_fused},
 };
 

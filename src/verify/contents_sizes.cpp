@@ -93,10 +93,51 @@ void stated_eps(const StoredContents& contents, ContentsFindings& findings) {
   findings.fault("config.json", concat("has an eps of norms of ", eps.dump(), ", more than any trained model"));
 }
 
+/// Layers that config.json says are dense have no experts. (Keys of Qwen's and of DeepSeek's.)
+void dense_layers(const StoredContents& contents, ContentsFindings& findings) {
+  if (contents.is_known()) return;
+  std::set<int64_t> dense;
+  const io::Json& listed = contents.stated({"mlp_only_layers"});
+  if (listed.is_array()) {
+    for (const auto& layer : listed) {
+      if (layer.is_number_integer()) dense.insert(layer.get<int64_t>());
+    }
+  }
+  const int64_t layers = std::min<int64_t>(contents.number({"num_hidden_layers"}), 10000);
+  const int64_t step = contents.number({"decoder_sparse_step"}), first = contents.number({"first_k_dense_replace"});
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    if (layer < first || (step > 1 && (layer + 1) % step != 0)) dense.insert(layer);
+  }
+  std::set<int64_t> said;
+  for (const auto& linear : contents.linears()) {
+    const int64_t layer = model::layer_numbers(linear.path).layer;
+    const bool experts = linear.path.find(".experts.") != std::string::npos && is_of_text(linear.path);
+    if (!experts || !dense.contains(layer) || !said.insert(layer).second) continue;
+    findings.fault(linear.path, concat("is there, but config.json says that layer ", layer, " has no experts"));
+  }
+}
+
+/// Of stacks as well: their inner size is the one that is neither hidden nor the number of experts.
+void stated_inner(const StoredContents& contents, ContentsFindings& findings) {
+  const int64_t inner = contents.number({"moe_intermediate_size"}), hidden = contents.number({"hidden_size"});
+  if (contents.is_known() || inner <= 0 || hidden <= 0) return;
+  for (const auto& linear : contents.linears()) {
+    if (linear.experts == 0 || !linear.path.ends_with("experts.down_proj") || !is_of_text(linear.path)) continue;
+    const int64_t other = linear.n == hidden ? linear.k : linear.k == hidden ? linear.n : 0;
+    if (other == 0 || other == inner) continue;
+    findings.fault("config.json", concat("says moe_intermediate_size ", inner, ", but ", printable(linear.path),
+                                         " has ", other, " inputs"));
+    return;
+  }
+}
+
 void stated_experts(const StoredContents& contents, ContentsFindings& findings) {
   const int64_t stated = contents.number({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"});
   const int64_t chosen = contents.number({"num_experts_per_tok", "moe_k", "top_k_experts"});
   if (stated <= 0) return;
+  const io::Json& choice = contents.stated({"num_experts_per_tok", "moe_k", "top_k_experts"});
+  if (choice.is_number_integer() && chosen <= 0)
+    findings.fault("config.json", concat("chooses ", chosen, " of ", stated, " experts for each token"));
   if (chosen > stated)
     findings.fault("config.json", concat("chooses ", chosen, " of ", stated, " experts for each token"));
   for (const auto& linear : contents.linears()) {
@@ -175,6 +216,8 @@ constexpr ContentsRule rules[] = {
     {"sizes are those that config.json states", false, stated_widths},
     {"eps of norms is small", false, stated_eps},
     {"experts are those that config.json states", false, stated_experts},
+    {"layers without experts have none", false, dense_layers},
+    {"stacks have the inner size that config.json states", false, stated_inner},
     {"embeddings and the last norm are there", false, ends_of_model},
     {"a head that is tied is the embeddings", false, tied_head},
     {"biases are in all layers or in none", false, lone_biases},

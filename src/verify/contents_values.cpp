@@ -176,6 +176,7 @@ struct Measured {
   bool all_one = false;  ///< scales are 1, of any kind
   int64_t loud = -1;     ///< a block of FP8 that is far larger than those around it
   int64_t lost = 0;      ///< sampled blocks whose codes are all zero under a scale as the others have
+  bool sparse = false;   ///< pruned: most codes of 4 bits are zero
   bool random = false;   ///< codes whose exponents are all as frequent
   Slope slope, turned;
   int64_t points = 0;
@@ -283,9 +284,24 @@ bool has_even_scales(const Blocks& blocks, const io::Checkpoint& tensors, const 
   return std::ranges::count_if(sizes, [&](int64_t count) { return 50 * count > std::ssize(bytes); }) >= 6;
 }
 
+/// Codes of 4 bits, half of which and more are zero: of a pruned weight's blocks energies say how many are left.
+bool is_sparse(const io::Checkpoint& tensors, const StoredLinear& linear) {
+  constexpr size_t looked_at = 1 << 14;
+  if (linear.kind == Kind::fp8) return false;
+  const auto loaded = tensors.load(linear.codes);
+  const auto bytes = loaded->bytes.first(std::min(looked_at, loaded->bytes.size()));
+  size_t zeros = 0;
+  for (const std::byte byte : bytes) {
+    const auto pair = std::to_integer<unsigned>(byte);
+    zeros += (pair & 7) == 0, zeros += (pair >> 4 & 7) == 0;
+  }
+  return zeros > bytes.size();
+}
+
 Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   Measured result;
   result.linear = &linear;
+  result.sparse = is_sparse(contents.tensors(), linear);
   const Blocks blocks(contents.tensors(), linear);
   const auto& scales = blocks.scales();
   for (const float scale : scales) result.bad += !std::isfinite(scale) || scale < 0;
@@ -402,6 +418,7 @@ std::string size_fault(const Measured& one, double median) {
 /// is 0. Far below stands what few patterns make of weights, as of a matrix of low rank. Where scales hardly differ, none of it
 /// is known.
 std::string slope_fault(const Measured& one, bool powers_of_two) {
+  if (one.sparse) return {};
   const double least_spread = powers_of_two ? 0.2 : 0.03;
   // What is far below is a matrix whose rows differ by far more than its codes tell, as loud channels that were folded.
   const bool tall = one.linear->kind == Kind::fp8 && one.slope.value > -2;
@@ -444,9 +461,49 @@ bool is_lone_even(const Measured& one, const std::vector<Measured>& all) {
   return others > fewest && (even == 1 || one.ones);
 }
 
+/// "layers.2.mlp.experts.5.up_proj" → "layers.2.mlp.experts.up_proj"; empty: no expert that stands by itself.
+std::string role_in_mixture(const std::string& path) {
+  constexpr std::string_view part = ".experts.";
+  const size_t at = path.find(part), end = at == std::string::npos ? at : path.find('.', at + part.size());
+  return end == std::string::npos ? std::string() : path.substr(0, at + part.size()) + path.substr(end + 1);
+}
+
+/// Experts of one mixture have sizes of one order: folding makes rows differ, but no expert as a whole.
+void sizes_in_mixtures(const std::vector<Measured>& measured, ContentsFindings& findings) {
+  constexpr size_t fewest = 6;
+  constexpr double far = 200;  // the end of E4M3 is 448
+  std::map<std::string, std::vector<const Measured*>> mixtures;
+  for (const auto& one : measured) {
+    const std::string role = role_in_mixture(one.linear->path);
+    if (!role.empty() && std::isfinite(one.size) && one.size > 0) mixtures[role].push_back(&one);
+  }
+  for (const auto& [role, experts] : mixtures) {
+    if (experts.size() < fewest) continue;
+    std::vector<double> sizes;
+    for (const auto* one : experts) sizes.push_back(one->size);
+    const double middle = median(std::move(sizes));
+    for (const auto* one : experts) {
+      if (one->size < far * middle && middle < far * one->size) continue;
+      findings.fault(one->linear->path,
+                     concat("has weights of the size ", one->size, ", those of the other experts have ", middle,
+                            ": its scales are not those of its codes"));
+    }
+  }
+}
+
+/// Weights of trained models are far below one in the mean.
+void size_of_all(double size, ContentsFindings& findings) {
+  constexpr double largest = 4;
+  if (!(size > largest) || !std::isfinite(size)) return;
+  findings.fault("the model", concat("has weights of the size ", size,
+                                     " in the median: scales are not what codes are "
+                                     "multiplied by (largest values of blocks, or codes up to one, were meant)"));
+}
+
 void values(const StoredContents& contents, ContentsFindings& findings) {
   const auto measured = measure_all(contents);
   const double median = median_size(measured);
+  const size_t before = findings.faults.size();
   const bool law = slopes_tell(measured);
   for (const auto& one : measured) {
     const auto& linear = *one.linear;
@@ -479,6 +536,9 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
       findings.fault(linear.path, grid);
     }
   }
+  if (findings.faults.size() > before) return;
+  sizes_in_mixtures(measured, findings);
+  size_of_all(median, findings);
 }
 
 constexpr std::array<std::array<std::string_view, 3>, 3> fused = {

@@ -58,6 +58,7 @@ class KeptCheck {
   Check run() {
     look_at_config();
     for (const auto& parameter : model::parameters(candidate_)) look_at(parameter);
+    look_for_lost();
     Check check{"kept", faults_.empty(), {}, std::move(faults_)};
     check.detail = concat(same_, " kept tensors and config.json hold what the base's do");
     if (rescaled_ > 0) check.detail += concat(", ", rescaled_, " more up to a factor a channel");
@@ -130,6 +131,11 @@ class KeptCheck {
     if (!candidate_.folder.tensors.contains(name) || !base_.folder.tensors.contains(wanted)) return;
     if (wanted != name && name != "lm_head.weight") return fault(name, "the base has no such tensor");
     const auto ours = candidate_.folder.tensors.load(name), theirs = base_.folder.tensors.load(wanted);
+    if (!is_weight_dtype(ours->dtype) || !is_weight_dtype(theirs->dtype)) {
+      if (ours->dtype != theirs->dtype)
+        fault(name, concat("is ", dtype_name(ours->dtype), ", in the base ", dtype_name(theirs->dtype)));
+      return;
+    }
     if (ours->shape != theirs->shape) {
       return fault(name, concat("has shape ", shape_text(ours->shape), ", in the base ", shape_text(theirs->shape)));
     }
@@ -141,6 +147,49 @@ class KeptCheck {
     const std::string problem = may_be_folded(parameter, ours.view(), theirs.view());
     if (!problem.empty()) return fault(name, problem == "no" ? difference : concat(difference, "; ", problem));
     ++rescaled_;
+  }
+
+  /// What no architecture asks for, towers and layers for further tokens, and anything of one that is not known. A folder of
+  /// the text model alone leaves all of it out, and one under other names has none of it.
+  void look_for_lost() {
+    if (!base_.folder.quantization.linears.empty() || base_.folder.small_floats) return;
+    const bool known = candidate_.config.architecture != nullptr;
+    const auto& tensors = candidate_.folder.tensors;
+    std::vector<std::string> lost;
+    size_t held = 0;
+    for (const auto& [name, info] : base_.folder.tensors.tensors()) {
+      if (known && model::reason_to_carry(candidate_.config, name).empty()) continue;
+      if (tensors.contains(name) || candidate_.folder.quantization.find(model::module_path(name)) != nullptr) {
+        ++held;
+      } else if (!is_made_anew(name) && !is_taken_apart(name)) {
+        lost.push_back(name);
+      }
+    }
+    if (held < lost.size()) return;
+    for (const auto& name : lost) fault(name, "of the base is missing");
+  }
+
+  /// Buffers that programs compute, and a head that is the embeddings.
+  bool is_made_anew(std::string_view name) const {
+    if (name.ends_with("inv_freq") || name.ends_with("position_ids") || name.ends_with("num_batches_tracked"))
+      return true;
+    const io::Json& config = candidate_.folder.config;
+    const io::Json text = config.value("text_config", io::Json());
+    const bool tied = config.value("tie_word_embeddings", io::Json()) == true ||
+                      (text.is_object() && text.value("tie_word_embeddings", io::Json()) == true);
+    return tied && model::is_head(model::module_path(name));
+  }
+
+  /// A stack of the base whose experts stand by themselves in the candidate, or are packed so.
+  bool is_taken_apart(std::string_view name) const {
+    const std::string stem = std::string(name.substr(0, name.find(".experts.")));
+    if (stem.size() == name.size()) return false;
+    const auto& linears = candidate_.folder.quantization.linears;
+    const auto at = linears.lower_bound(stem + ".experts.");
+    if (at != linears.end() && at->first.starts_with(stem + ".experts.")) return true;
+    const auto& tensors = candidate_.folder.tensors.tensors();
+    const auto own = tensors.lower_bound(stem + ".experts.");
+    return own != tensors.end() && own->first.starts_with(stem + ".experts.");
   }
 
   /// Empty: it is what folding leaves; "no": nobody folds anything into it; else what is wrong with it.

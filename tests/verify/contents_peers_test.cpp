@@ -103,10 +103,10 @@ TEST_F(ContentsPeers, TextAndPagesThatStandTwice) {
   auto made = test::made_mixture(Storage::bf16);
   std::vector<uint16_t> values(size_t{128} * 128);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(0x3c00 + i * 2654435761u % 4099);
-  made.put("model.language_model.layers.0.mlp.gate.weight", DType::bf16, {128, 128}, values);
+  made.put("model.language_model.layers.0.mlp.extra.weight", DType::bf16, {128, 128}, values);
   auto twice = made, text = made;
   const auto bytes_of = [](MadeCheckpoint& changed) -> std::vector<std::byte>& {
-    return changed.tensors["model.language_model.layers.0.mlp.gate.weight"].bytes;
+    return changed.tensors["model.language_model.layers.0.mlp.extra.weight"].bytes;
   };
   EXPECT_EQ(said(made), "");
   std::copy_n(bytes_of(made).begin() + 3072, 3000, bytes_of(twice).begin() + 20480);
