@@ -18,6 +18,8 @@ using Clock = std::chrono::steady_clock;
 std::atomic<bool> enabled{true};
 ProgressListener listener;
 constexpr size_t longest_bar = 28, shortest_bar = 6;
+/// A share of the work below which nobody can tell how long the rest takes: small tensors come first.
+constexpr double least_known = 0.005;
 
 Clock::duration interval(bool terminal) {
   return terminal || listener ? Clock::duration(std::chrono::milliseconds(100))
@@ -90,7 +92,7 @@ void Progress::tell(int64_t done) const { listener({label_, std::min(done, total
 void Progress::draw(int64_t done, Clock::time_point now) {
   const double fraction = std::min(1.0, static_cast<double>(done) / static_cast<double>(total_));
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  const std::string left = fraction > 0 ? human_seconds(elapsed / fraction - elapsed) : "?";
+  const std::string left = fraction >= least_known ? human_seconds(elapsed / fraction - elapsed) : "?";
   const std::string text = concat(fixed(fraction * 100, 0), " %, ", amount(done, unit_), " of ", amount(total_, unit_),
                                   ", ", rate_text(static_cast<double>(done) / elapsed, unit_), ", ", left, " left");
   if (terminal_) {

@@ -90,6 +90,15 @@ TEST(Progress, IsOneLineWithRateAndRestOnATerminal) {
   EXPECT_EQ(captured.text(), "\r\033[K") << "gives its line back";
 }
 
+TEST(Progress, DoesNotGuessTheRestFromHardlyAnything) {
+  const Variable term("TERM", "xterm");
+  const Captured captured(100);
+  Progress progress("quantize", 4'000'000, "bytes");
+  std::this_thread::sleep_for(std::chrono::milliseconds(110));
+  progress.advance(4'000);
+  EXPECT_THAT(captured.text(), HasSubstr("? left"));
+}
+
 TEST(Progress, FitsIntoANarrowTerminal) {
   const Variable term("TERM", "xterm");
   for (const unsigned short columns : {20, 40, 60, 72, 80}) {
