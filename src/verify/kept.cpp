@@ -180,8 +180,10 @@ class KeptCheck {
     return tied && model::is_head(model::module_path(name));
   }
 
-  /// A stack of the base whose experts stand by themselves in the candidate, or are packed so.
+  /// A stack of the base whose experts stand by themselves in the candidate, or are packed so. Of one that was taken apart
+  /// here every expert is looked for.
   bool is_taken_apart(std::string_view name) const {
+    if (std::ranges::find(base_.apart, name, &model::StackedExperts::name) != base_.apart.end()) return true;
     const std::string stem = std::string(name.substr(0, name.find(".experts.")));
     if (stem.size() == name.size()) return false;
     const auto& linears = candidate_.folder.quantization.linears;
