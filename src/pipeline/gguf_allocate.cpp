@@ -126,11 +126,11 @@ class Chooser {
     const size_t first = lower == 0 ? 0 : lower - 1, end = std::min(ladder.size(), lower + 3);
     choices_.assign(ladder.begin() + static_cast<ptrdiff_t>(first), ladder.begin() + static_cast<ptrdiff_t>(end));
     for (const auto& item : items_) {
-      const std::string first = module(item.front());
-      const int64_t layer = model::find_linear(config_, first)->layer;
+      const std::string name = module(item.front());
+      const int64_t layer = model::find_linear(config_, name)->layer;
       std::vector<std::string> others;
       for (const size_t at : std::span(item).subspan(1)) others.push_back(module(at));
-      problem_.items.push_back({first, layer, 0, choices_.size(), false, std::move(others)});
+      problem_.items.push_back({name, layer, 0, choices_.size(), false, std::move(others)});
       problem_.tables.emplace_back(choices_.size(), 0);
       auto& bytes = problem_.bytes.emplace_back();
       for (const GgmlType type : choices_) bytes.push_back(bytes_of_type(item, type));

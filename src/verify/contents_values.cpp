@@ -471,7 +471,7 @@ std::string role_in_mixture(const std::string& path) {
 /// Experts of one mixture have sizes of one order: folding makes rows differ, but no expert as a whole.
 void sizes_in_mixtures(const std::vector<Measured>& measured, ContentsFindings& findings) {
   constexpr size_t fewest = 6;
-  constexpr double far = 200;  // the end of E4M3 is 448
+  constexpr double most = 200;  // the end of E4M3 is 448
   std::map<std::string, std::vector<const Measured*>> mixtures;
   for (const auto& one : measured) {
     const std::string role = role_in_mixture(one.linear->path);
@@ -483,7 +483,7 @@ void sizes_in_mixtures(const std::vector<Measured>& measured, ContentsFindings& 
     for (const auto* one : experts) sizes.push_back(one->size);
     const double middle = median(std::move(sizes));
     for (const auto* one : experts) {
-      if (one->size < far * middle && middle < far * one->size) continue;
+      if (one->size < most * middle && middle < most * one->size) continue;
       findings.fault(one->linear->path,
                      concat("has weights of the size ", one->size, ", those of the other experts have ", middle,
                             ": its scales are not those of its codes"));
