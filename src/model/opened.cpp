@@ -208,12 +208,13 @@ OpenedModel named_like(OpenedModel base, const io::Checkpoint& candidate) {
   return base;
 }
 
-OpenedModel text_alone(OpenedModel model, const TensorNames& names, std::vector<std::string>& left) {
-  if (model.config.architecture == nullptr) return model;
-  const TensorNames from = model.config.names;
+OpenedModel text_alone(OpenedModel model, const ModelConfig& like, std::vector<std::string>& left) {
+  const ArchitectureRow* const row = model.config.architecture;
+  if (row == nullptr) return model;
+  const TensorNames from = model.config.names, &to = like.names;
   const auto renamed = [&](std::string_view name) {
-    if (name.starts_with(from.head + ".")) return names.head + std::string(name.substr(from.head.size()));
-    if (name.starts_with(from.prefix)) return names.prefix + std::string(name.substr(from.prefix.size()));
+    if (name.starts_with(from.head + ".")) return to.head + std::string(name.substr(from.head.size()));
+    if (name.starts_with(from.prefix)) return to.prefix + std::string(name.substr(from.prefix.size()));
     return std::string(name);
   };
   const auto source = std::make_shared<const io::Checkpoint>(model.folder.tensors);
@@ -221,16 +222,22 @@ OpenedModel text_alone(OpenedModel model, const TensorNames& names, std::vector<
   std::set<std::string, std::less<>> hidden;
   for (const auto& [name, info] : source->tensors()) {
     const bool head = name.starts_with(from.head + ".");
-    const bool beside = !head && !reason_to_carry(model.config, name).empty();
-    if (beside) left.push_back(name);
-    if (beside || renamed(name) != name) hidden.insert(name);
-    if (beside || renamed(name) == name) continue;
+    if (!head && !reason_to_carry(model.config, name).empty()) {
+      left.push_back(name);
+      hidden.insert(name);
+      continue;
+    }
+    const std::string other = renamed(name);
+    if (other == name) continue;
+    hidden.insert(name);
     auto make = [source, name = name] { return source->load(name).buffer(); };
-    tensors.emplace(renamed(name), io::DerivedTensor{info.dtype, source->stored_dtype(name), info.shape, make});
+    tensors.emplace(other, io::DerivedTensor{info.dtype, source->stored_dtype(name), info.shape, make});
   }
   model.folder.tensors = io::Checkpoint::derive(source, std::move(tensors), source->derivation(), hidden);
   for (auto& stack : model.apart) stack.name = renamed(stack.name);
-  model.config.names = names;
+  model.config.names = to;
+  const bool alike = like.architecture != nullptr && !row->gguf.empty() && row->gguf == like.architecture->gguf;
+  if (alike) model.config.architecture = like.architecture;
   return model;
 }
 

@@ -47,9 +47,10 @@ OpenedModel take_apart_like(OpenedModel base, const io::Checkpoint& candidate);
 /// `base` with the experts of its stacks by the names that they have one by one, where `candidate` holds them so.
 OpenedModel named_like(OpenedModel base, const io::Checkpoint& candidate);
 
-/// The text model of `model` by itself, under these names, as formats hold it that have no place for what stands beside
-/// it: towers, layers for further tokens. `left` is given what that is.
-OpenedModel text_alone(OpenedModel model, const TensorNames& names, std::vector<std::string>& left);
+/// The text model of `model` by itself, as GGUF holds it, which has no place for what stands beside it: towers, layers for
+/// further tokens. `left` is given what that is. It has the names of `like`, and its architecture where GGUF calls both
+/// the same: a Mistral without windows comes back as a Llama.
+OpenedModel text_alone(OpenedModel model, const ModelConfig& like, std::vector<std::string>& left);
 
 /// `base` as it is or, where it is not quantized and has no rotations, with those that another version of it has.
 OpenedModel fold_like(OpenedModel base, const std::optional<FoldedRotations>& rotations);

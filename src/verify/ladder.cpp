@@ -131,7 +131,7 @@ const model::OpenedModel& CheckContext::base() {
     const auto& packed = folded_base_->folder.quantization.linears;
     if (plain && !packed.empty()) folded_base_->folder = model::decoded(std::move(folded_base_->folder));
     if (!options_.given.empty()) {
-      folded_base_ = model::text_alone(std::move(*folded_base_), candidate().config.names, left_out_);
+      folded_base_ = model::text_alone(std::move(*folded_base_), candidate().config, left_out_);
     }
     if (folded_base_->config.architecture == nullptr) {
       folded_base_ = model::take_apart_like(std::move(*folded_base_), headers().tensors);

@@ -10,7 +10,6 @@
 #include "core/convert.h"
 #include "core/interrupt.h"
 #include "core/text.h"
-#include "model/architecture.h"
 #include "model/layer_plan.h"
 #include "verify/kept.h"
 #include "verify/rungs.h"
@@ -257,18 +256,11 @@ class StructureCheck {
     }
   }
 
-  /// GGUF has one name for rows that compute alike: a Mistral without windows comes back as a Llama.
-  bool is_same_architecture() const {
-    const auto *ours = config_.architecture, *theirs = base_config_->architecture;
-    if (ours == theirs) return true;
-    return ours != nullptr && theirs != nullptr && !ours->gguf.empty() && ours->gguf == theirs->gguf;
-  }
-
   /// What shapes do not tell, in the fp32 of GGUF's metadata.
   bool computes_as_base() const {
     const auto same = [](double a, double b) { return static_cast<float>(a) == static_cast<float>(b); };
     const auto &ours = config_, &theirs = *base_config_;
-    return is_same_architecture() && ours.heads == theirs.heads && ours.kv_heads == theirs.kv_heads &&
+    return ours.architecture == theirs.architecture && ours.heads == theirs.heads && ours.kv_heads == theirs.kv_heads &&
            same(ours.rms_norm_eps, theirs.rms_norm_eps) && ours.rope.type == theirs.rope.type &&
            same(ours.rope.theta, theirs.rope.theta) && same(ours.rope.factor, theirs.rope.factor);
   }

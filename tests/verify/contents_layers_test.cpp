@@ -7,6 +7,7 @@
 #include "checkpoint/affine_integers.h"
 #include "core/progress.h"
 #include "made_checkpoint.h"
+#include "made_contents.h"
 #include "packed_model.h"
 #include "support.h"
 #include "verify/contents.h"
@@ -20,21 +21,13 @@ using test::MadeCheckpoint;
 using test::MadeWriter;
 using test::Storage;
 
-class ContentsLayers : public testing::Test {
+class ContentsLayers : public MadeContents {
  protected:
-  std::string said(const MadeCheckpoint& made) {
-    set_progress_enabled(false);
-    made.write(folder_ / "made");
-    const checkpoint::Folder headers{folder_ / "made", made.config, io::Checkpoint::open(folder_ / "made")};
-    const auto contents = check_contents(headers);
-    return join(contents ? contents->faults : std::vector<std::string>{}, "\n");
-  }
+  std::string said(const MadeCheckpoint& made) { return faults_of(headers_of(made)); }
   void expect_said(const MadeCheckpoint& made, std::string_view text) {
     const std::string faults = said(made);
     EXPECT_NE(faults.find(text), std::string::npos) << faults;
   }
-
-  test::TemporaryFolder folder_;
 };
 
 const std::string layer1 = "model.language_model.layers.1.";

@@ -6,6 +6,7 @@
 
 #include "core/progress.h"
 #include "made_checkpoint.h"
+#include "made_contents.h"
 #include "support.h"
 #include "verify/contents.h"
 #include "verify/zero_pages.h"
@@ -16,19 +17,13 @@ namespace {
 using test::MadeCheckpoint;
 using test::Storage;
 
-class ContentsPeers : public testing::Test {
+class ContentsPeers : public MadeContents {
  protected:
   /// What is said of a checkpoint as a whole.
   std::string said(const MadeCheckpoint& made) {
-    set_progress_enabled(false);
-    made.write(folder_ / "made");
-    const checkpoint::Folder headers{folder_ / "made", made.config, io::Checkpoint::open(folder_ / "made")};
-    const auto contents = check_contents(headers);
-    return join(contents ? contents->faults : std::vector<std::string>{}, "\n") +
-           join(check_zero_pages(headers).faults, "\n");
+    const checkpoint::Folder headers = headers_of(made);
+    return faults_of(headers) + join(check_zero_pages(headers).faults, "\n");
   }
-
-  test::TemporaryFolder folder_;
 };
 
 std::string first_of(const MadeCheckpoint& made, std::string_view part, std::string_view end) {
