@@ -412,6 +412,12 @@ class LayerJob {
     return found == packing_.residual.end() ? std::span<const quantize::Pass>{} : std::span(found->second);
   }
 
+  int bits_of_passes(const std::string& name) const {
+    int bits = scheme_of_(name)->bits;
+    for (const quantize::Pass& pass : further_passes(name)) bits += pass.scheme.bits;
+    return bits;
+  }
+
   std::span<const float> divisors(const std::string& name) const {
     const auto* rows = row_scales(name);
     return rows == nullptr ? std::span<const float>{} : std::span(*rows);
@@ -431,7 +437,7 @@ class LayerJob {
     work.packed.linear.name = name;
     work.packed.linear.source_dtype = work.rest.dtype;
     Values& weight = work.rest;
-    passes.aim(weight.matrix(), scheme);
+    passes.aim(weight.matrix(), scheme, bits_of_passes(name));
     const auto* rows = row_scales(name);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
     Values clipped{weight.name, weight.dtype, weight.shape, {}};
