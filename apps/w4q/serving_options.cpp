@@ -49,7 +49,8 @@ const serving::Finding* worst(const std::vector<serving::Prediction>& prediction
 }
 
 /// Why none of them is loaded: what programs say of the first that holds the codes, with their remedy, or that none does.
-Error unserved(const std::string& what, const ServingArguments& arguments, const Planned& planned) {
+Error unserved(const std::string& what, const ServingArguments& arguments, const Planned& planned,
+               const std::string& remedy) {
   Error error(ErrorCode::unsupported, what);
   for (const char* name : loadable) {
     const auto predictions = predict_held(arguments, planned, name);
@@ -66,7 +67,7 @@ Error unserved(const std::string& what, const ServingArguments& arguments, const
   } catch (const Error& why) {
     error.detail(why.summary());
   }
-  error.hint("w4q quantize MODEL --for chooses a scheme that loads; w4q list --servers has what each program takes");
+  error.hint(concat(remedy, "; w4q list --servers has what each program takes"));
   return error;
 }
 
@@ -152,7 +153,8 @@ bool wants_file(const ServingArguments& arguments) {
 std::string served_dialect(const ServingArguments& arguments, const Planned& planned) {
   const auto names = dialects_that_load(arguments, planned);
   if (!names.empty()) return names.front();
-  throw unserved("no dialect holds these codes and loads in every program of --for", arguments, planned);
+  throw unserved("no dialect holds these codes and loads in every program of --for", arguments, planned,
+                 "w4q quantize MODEL --for without a scheme chooses one that loads");
 }
 
 ServedChoice served_scheme(
@@ -171,7 +173,7 @@ ServedChoice served_scheme(
   }
   throw unserved(
       concat("none of ", join(schemes), to.empty() ? "" : concat(" as ", to), " loads in every program of --for"),
-      arguments, of(schemes.front()));
+      arguments, of(schemes.front()), "--keep GLOB leaves linears in 16 bit");
 }
 
 }  // namespace w4q::app
