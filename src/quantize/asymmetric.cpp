@@ -96,7 +96,8 @@ float part_of_move(const float* row, std::span<const float> move, std::span<cons
   }
   double part = 1;
   if (size > limit.size * own) part = std::sqrt(limit.size * own / size);
-  if (std::abs(along) * part > limit.along * own) part = limit.along * own / std::abs(along);
+  if (along * part > limit.growth * own) part = limit.growth * own / along;
+  if (-along * part > limit.loss * own) part = limit.loss * own / -along;
   return static_cast<float>(part);
 }
 

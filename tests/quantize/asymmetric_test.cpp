@@ -156,23 +156,24 @@ TEST(Asymmetric, RowsMoveNoFurtherThanTheyMay) {
   EXPECT_EQ(held_back, 31);
 }
 
-/// Inputs that have doubled ask for half of the weight: as much is left as has to be.
+/// Inputs that have doubled ask for half of the weight, those of half their size for twice of it.
 TEST(Asymmetric, RowsKeepWhatTheyAre) {
-  RandomMatrix plain(2000, 32, 1), doubled = plain;
-  for (float& value : doubled.values) value *= 2;
-  auto pair = make_input_pair(32);
-  add_rows(pair, plain, doubled, "x");
-  const auto gram = mean_gram(pair.quantized), drift = mean_drift(pair);
-  const RandomMatrix weight(9, 32, 2);
-  const ErrorFactor factor({gram.data(), 32, 32}, 32, 1e-4, "x");
-  double mean = 0;
-  for (size_t c = 0; c < 32; ++c) mean += double{gram[c * 33]} / 32;
-  for (const double along : {0.4, 1.0}) {
-    auto moved = weight.values;
-    follow_inputs({moved.data(), 9, 32}, {drift.data(), 32, 32}, factor, mean, {.along = along});
-    // λ is 1e-4 of the mean eigenvalue and takes about as much of a half; weights are below 5.
-    for (size_t i = 0; i < moved.size(); ++i) {
-      EXPECT_NEAR(moved[i], (1 - std::min(along, 0.5)) * weight.values[i], 5e-4) << i;
+  const RandomMatrix plain(2000, 32, 1), weight(9, 32, 2);
+  for (const float size : {2.0f, 0.5f}) {
+    RandomMatrix other = plain;
+    for (float& value : other.values) value *= size;
+    auto pair = make_input_pair(32);
+    add_rows(pair, plain, other, "x");
+    const auto gram = mean_gram(pair.quantized), drift = mean_drift(pair);
+    const ErrorFactor factor({gram.data(), 32, 32}, 32, 1e-4, "x");
+    double mean = 0;
+    for (size_t c = 0; c < 32; ++c) mean += double{gram[c * 33]} / 32;
+    for (const double most : {0.2, 2.0}) {
+      auto moved = weight.values;
+      follow_inputs({moved.data(), 9, 32}, {drift.data(), 32, 32}, factor, mean, {.growth = most, .loss = most});
+      const double expected = 1 + std::clamp(1 / double{size} - 1, -most, most);
+      // λ is 1e-4 of the mean eigenvalue and takes about as much; weights are below 5.
+      for (size_t i = 0; i < moved.size(); ++i) EXPECT_NEAR(moved[i], expected * weight.values[i], 1e-3) << i;
     }
   }
 }
