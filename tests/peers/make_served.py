@@ -67,6 +67,10 @@ def by_autoround(kind, path, tokenizer, texts, out):
     rounds = AutoRound(model, tokenizer, dataset=data, seqlen=len(texts[0]), nsamples=len(texts), iters=200,
                        device_map="cpu", enable_torch_compile=False, **scheme)
     rounds.quantize_and_save(out, format="auto_round")
+    for made in [path.parent for path in pathlib.Path(out).glob("*/config.json")]:  # it adds a folder of its own
+        for path in made.iterdir():
+            path.rename(pathlib.Path(out) / path.name)
+        made.rmdir()
 
 
 def main():
