@@ -116,7 +116,7 @@ struct KbitWeights {
     copy_box(stage + index * n_tiles * code_bytes, &source.codes, make_int4(0, 0, tile, strip * n_tiles), barrier);
     const uint32_t to = stage + tiles * n_tiles * code_bytes + index * n_tiles * source.scale_type.bytes();
     if constexpr (Scales::in_rows) {
-      copy_box(to, &source.scales, make_int2(Scales::tile_words * tile, strip * n_tiles), barrier);
+      copy_box(to, &source.scales, make_int2(Scales::first_word(tile), strip * n_tiles), barrier);
     } else {
       copy_box(to, &source.scales, make_int3(0, tile, strip * n_tiles), barrier);
     }
@@ -147,10 +147,15 @@ struct KbitWeights {
           scale_type(source.scale_type),
           scale_stride(n_tiles * source.scale_type.bytes()) {}
 
-    /// Tile `tile` of the stage at `offset`; of the weight it is some other, which does not matter here.
-    __device__ __forceinline__ void load(int offset, int tile, int, Words& words) const {
+    /// Tile `tile` of the stage at `offset`, which is `weight_tile` of the weight.
+    __device__ __forceinline__ void load(int offset, int tile, int weight_tile, Words& words) const {
       load_row_tile(codes + offset + tile * n_tiles * code_bytes, row_tile, words.codes);
-      scale_type.load(scales + offset + tile * scale_stride, words.scales);
+      const char* const from = scales + offset + tile * scale_stride;
+      if constexpr (Scales::in_rows) {
+        scale_type.load(from + Scales::place(weight_tile), words.scales);
+      } else {
+        scale_type.load(from, words.scales);
+      }
     }
 
     __device__ __forceinline__ void decode(const Words& words, int step, uint32_t (&a)[4]) const {

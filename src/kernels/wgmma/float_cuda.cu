@@ -39,12 +39,14 @@ struct E4m3Bytes {
   }
 };
 
-/// Two f32 for a tile, of rows g and of rows g + 8. A copy brings those of three tiles behind it too, since boxes stand 128
-/// bytes apart.
+/// Two f32 for a tile, of rows g and of rows g + 8. Copies begin at multiples of 16 bytes, so at every other tile, and
+/// bring those of four tiles, since boxes stand 128 bytes apart.
 struct TileFloats {
   static constexpr int most_bytes = 32;
   static constexpr bool in_rows = true;
   static constexpr int tile_words = 2;
+  __device__ static int first_word(int tile) { return tile / 2 * 4; }
+  __device__ static int place(int tile) { return tile % 2 * 8; }
   float factor;  ///< brings the largest of the weight inside f16
 
   __host__ __device__ static constexpr int bytes() { return most_bytes; }
