@@ -14,6 +14,7 @@
 #include "formats/integer.h"
 #include "formats/scheme_registry.h"
 #include "formats/table/table_format.h"
+#include "model/parameters.h"
 #include "verify/median.h"
 
 namespace w4q::verify {
@@ -678,7 +679,9 @@ double spread_error(const BlockFigures& figures) { return std::sqrt(4 / std::max
 /// What all linears say of one: a relation that nearly all others have.
 class BlockJudge {
  public:
-  explicit BlockJudge(std::span<const BlockSubject> all) : all_(all) {}
+  explicit BlockJudge(std::span<const BlockSubject> all) : all_(all) {
+    for (const BlockSubject& subject : all) places_.push_back(model::layer_numbers(subject.name));
+  }
 
   std::vector<std::string> faults(const BlockSubject& subject) const {
     const BlockFigures& figures = subject.figures;
@@ -698,11 +701,24 @@ class BlockJudge {
   }
 
  private:
-  /// Whether nearly all others of this scheme, and all of this role, are so.
+  /// Whether both are experts of one mixture, which may all be wrong.
+  bool share_mixture(const BlockSubject& subject, const BlockSubject& other) const {
+    const auto &one = places_[static_cast<size_t>(&subject - all_.data())],
+               &two = places_[static_cast<size_t>(&other - all_.data())];
+    return one.expert >= 0 && two.expert >= 0 && one.layer == two.layer;
+  }
+
+  /// Whether nearly all others of this scheme, and all of this role, are so; of an expert those of other mixtures, where
+  /// there are several.
   bool others_are(const BlockSubject& subject, const std::function<bool(const BlockFigures&)>& sound) const {
+    return others_are(subject, sound, false) || others_are(subject, sound, true);
+  }
+  bool others_are(const BlockSubject& subject, const std::function<bool(const BlockFigures&)>& sound,
+                  bool elsewhere) const {
     size_t peers = 0, like = 0, same = 0, same_like = 0;
     for (const BlockSubject& other : all_) {
       if (&other == &subject || other.scheme != subject.scheme || other.figures.blocks == 0) continue;
+      if (elsewhere && share_mixture(subject, other)) continue;
       const bool holds = sound(other.figures), alike = other.role == subject.role;
       ++peers, like += holds, same += alike, same_like += alike && holds;
     }
@@ -1048,6 +1064,7 @@ class BlockJudge {
   }
 
   std::span<const BlockSubject> all_;
+  std::vector<model::LayerNumbers> places_;
 };
 
 }  // namespace
