@@ -188,12 +188,15 @@ Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
   return match_of_scales(scales);
 }
 
-Slope BlockSample::match_of_scales(std::span<const double> log_scales) const {
-  // E4M3 next to its smallest values is too coarse for a block's largest weight to reach the end of its codes.
+double BlockSample::least_fine(std::span<const double> log_scales) const {
   double least = -INFINITY;
-  if (weight_.scheme.scale == formats::ScaleType::e4m3) {
-    for (const double scale : log_scales) least = std::isnan(scale) ? least : std::max(least, scale - std::log(0x1p12));
-  }
+  if (weight_.scheme.scale != formats::ScaleType::e4m3) return least;
+  for (const double scale : log_scales) least = std::isnan(scale) ? least : std::max(least, scale - std::log(0x1p12));
+  return least;
+}
+
+Slope BlockSample::match_of_scales(std::span<const double> log_scales) const {
+  const double least = least_fine(log_scales);
   std::vector<size_t> place;
   std::vector<double> x, y;
   for (size_t i = 0; i < rows_.size(); ++i) {
@@ -318,6 +321,7 @@ int64_t BlockSample::endless_blocks() const {
   std::ranges::sort(sorted);
   std::vector<char> is_end;
   for (const float level : table_) is_end.push_back(level <= sorted[1] || level >= sorted[sorted.size() - 2]);
+  const double least = least_fine(log_scales_);
   int64_t count = 0;
   std::vector<char> has(groups);
   for (size_t i = 0; i < rows_.size(); ++i) {
@@ -325,7 +329,10 @@ int64_t BlockSample::endless_blocks() const {
     for (size_t col = 0; col < width; ++col) {
       has[static_cast<size_t>(group_of_[col])] |= is_end[codes_[i * width + col]];
     }
-    for (size_t g = 0; g < groups; ++g) count += has[g] == 0 && !std::isnan(deviations_[i * groups + g]);
+    for (size_t g = 0; g < groups; ++g) {
+      const bool fine = log_scale(rows_[i] * groups_ + static_cast<int64_t>(g)) >= least;
+      count += has[g] == 0 && fine && !std::isnan(deviations_[i * groups + g]);
+    }
   }
   return count;
 }
