@@ -174,40 +174,6 @@ OpenedModel take_apart_like(OpenedModel base, const io::Checkpoint& candidate) {
   return base;
 }
 
-OpenedModel named_like(OpenedModel base, const io::Checkpoint& candidate) {
-  if (base.config.architecture == nullptr || base.config.mixture.storage != ExpertStorage::stacked_halves) return base;
-  const auto source = std::make_shared<const io::Checkpoint>(base.folder.tensors);
-  std::map<std::string, io::DerivedTensor, std::less<>> experts;
-  std::set<std::string, std::less<>> hidden;
-  for (const auto& stack : base.apart) {
-    const auto first = expert_parts(module_path(stack.expert(0)), stack.n).front().name + ".";
-    const auto at = candidate.tensors().lower_bound(first);
-    if (at == candidate.tensors().end() || !at->first.starts_with(first)) return base;
-    hidden.insert(stack.name);
-    for (int64_t index = 0; index < stack.experts; ++index) {
-      const std::string whole = stack.expert(index);
-      const DType dtype = source->at(whole).dtype;
-      hidden.insert(whole);
-      for (const ExpertPart& part : expert_parts(module_path(whole), stack.n)) {
-        const auto width = static_cast<size_t>(stack.k * dtype_bits(dtype) / 8);
-        auto make = [source, whole, part, width] {
-          const auto loaded = source->load(whole);
-          const auto rows = loaded->bytes.subspan(static_cast<size_t>(part.first_row) * width,
-                                                  static_cast<size_t>(part.rows) * width);
-          Buffer result(rows.size());
-          std::ranges::copy(rows, result.bytes().begin());
-          return result;
-        };
-        experts.emplace(part.name + ".weight", io::DerivedTensor{dtype, dtype, {part.rows, stack.k}, std::move(make)});
-      }
-    }
-  }
-  base.folder.tensors = io::Checkpoint::derive(source, std::move(experts), source->derivation(), hidden);
-  base.config.mixture.storage = ExpertStorage::by_name;
-  base.apart.clear();
-  return base;
-}
-
 OpenedModel text_alone(OpenedModel model, const ModelConfig& like, std::vector<std::string>& left) {
   const ArchitectureRow* const row = model.config.architecture;
   if (row == nullptr) return model;
@@ -221,8 +187,7 @@ OpenedModel text_alone(OpenedModel model, const ModelConfig& like, std::vector<s
   std::map<std::string, io::DerivedTensor, std::less<>> tensors;
   std::set<std::string, std::less<>> hidden;
   for (const auto& [name, info] : source->tensors()) {
-    const bool head = name.starts_with(from.head + ".");
-    if (!head && !reason_to_carry(model.config, name).empty()) {
+    if (!reason_to_carry(model.config, name).empty()) {
       left.push_back(name);
       hidden.insert(name);
       continue;

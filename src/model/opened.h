@@ -44,9 +44,6 @@ checkpoint::Folder decoded(checkpoint::Folder folder);
 OpenedModel take_apart(OpenedModel model);
 OpenedModel take_apart_like(OpenedModel base, const io::Checkpoint& candidate);
 
-/// `base` with the experts of its stacks by the names that they have one by one, where `candidate` holds them so.
-OpenedModel named_like(OpenedModel base, const io::Checkpoint& candidate);
-
 /// The text model of `model` by itself, as GGUF holds it, which has no place for what stands beside it: towers, layers for
 /// further tokens. `left` is given what that is. It has the names of `like`, and its architecture where GGUF calls both
 /// the same: a Mistral without windows comes back as a Llama.

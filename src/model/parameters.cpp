@@ -180,6 +180,8 @@ std::string_view reason_to_carry(const ModelConfig& config, std::string_view ten
   const auto parts = parts_of(module);
   if (const auto why = reason_anywhere(parts); !why.empty()) return why;
   if (is_derived_tensor(tensor)) return "implied by config.json";
+  if (module == config.names.head || module.starts_with(config.names.head + "."))
+    return config.tied_embeddings ? std::string_view("the head, which the embeddings are") : std::string_view();
   const int64_t layer = layer_numbers(module).layer;
   if (layer >= config.layers) return further_tokens;
   const bool shares =

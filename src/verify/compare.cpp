@@ -12,6 +12,7 @@
 #include "core/progress.h"
 #include "core/text.h"
 #include "kernels/linear/linear.h"
+#include "model/experts_like.h"
 #include "model/stored_sizes.h"
 #include "verify/rescaled.h"
 #include "verify/weights.h"
@@ -38,7 +39,7 @@ class Side {
  public:
   Side(const model::OpenedModel& candidate, const model::OpenedModel& base)
       : folder_(candidate.folder),
-        base_(model::untied_like(model::named_like(model::fold_like(base, candidate.folded), candidate.folder.tensors),
+        base_(model::untied_like(model::experts_like(model::fold_like(base, candidate.folded), candidate),
                                  candidate.folder.tensors)),
         weights_(candidate, base_) {
     check_same_model(candidate, base);

@@ -51,9 +51,9 @@ std::string without(const std::string& name, std::string_view suffix) {
 }
 
 /// A pattern of a list as a regular expression; empty: it is a path.
-std::string expression(const std::string& entry) {
+std::string expression(const std::string& entry, bool globs) {
   if (entry.starts_with("re:")) return entry;
-  if (entry.find('*') == std::string::npos) return {};
+  if (!globs || entry.find('*') == std::string::npos) return {};
   std::string text = "re:";
   for (const char c : entry) {
     if (c == '*') {
@@ -68,9 +68,9 @@ std::string expression(const std::string& entry) {
 
 }  // namespace
 
-NameList::NameList(const std::vector<std::string>& entries) {
+NameList::NameList(const std::vector<std::string>& entries, bool globs) {
   for (const auto& entry : entries) {
-    if (const std::string pattern = expression(entry); !pattern.empty()) {
+    if (const std::string pattern = expression(entry, globs); !pattern.empty()) {
       patterns_.emplace_back(entry, checkpoint::CtTarget(pattern, "config.json"));
     } else if (!entry.empty()) {
       paths_.insert(entry);
@@ -109,8 +109,9 @@ StoredContents::StoredContents(const checkpoint::Folder& folder) : folder_(folde
       }
     }
   }
-  left_out_.emplace(ignored_);
-  if (!targets.empty() && std::ranges::find(targets, "Linear") == targets.end()) targets_.emplace(targets);
+  globs_ = !quantization_.is_object() || quantization_.value("quant_method", io::Json()) != "compressed-tensors";
+  left_out_.emplace(ignored_, globs_);
+  if (!targets.empty() && std::ranges::find(targets, "Linear") == targets.end()) targets_.emplace(targets, globs_);
   for (const auto& [name, info] : tensors().tensors()) add(name, info);
   find_carried();
 }
@@ -269,7 +270,8 @@ std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vect
   const io::Json& quantization = contents.quantization();
   if (quantization.is_object() && quantization.value("quant_method", io::Json()) == "w4q") return std::nullopt;
   ContentsFindings findings;
-  for (const auto rules : {name_rules(), value_rules(), peer_rules(), claim_rules(), size_rules(), layer_rules()}) {
+  for (const auto rules :
+       {name_rules(), value_rules(), peer_rules(), claim_rules(), size_rules(), layer_rules(), module_rules()}) {
     for (const ContentsRule& rule : rules) {
       if (!rule.small_floats || contents.small_floats()) rule.run(contents, findings);
     }

@@ -30,7 +30,8 @@ struct StoredLinear {
 /// Modules by path, by a part of it from a dot to a dot, or by a pattern with "re:" or *.
 class NameList {
  public:
-  explicit NameList(const std::vector<std::string>& entries);
+  /// Of compressed-tensors * is a letter as any other.
+  explicit NameList(const std::vector<std::string>& entries, bool globs = true);
   /// The first entry that names the module, by patterns last; empty: none does.
   std::string entry_for(std::string_view module) const;
 
@@ -56,6 +57,8 @@ class StoredContents {
   int64_t number(std::initializer_list<const char*> keys) const;  ///< 0 where it is no integer
   /// What config.json leaves in 16 bit, by its lists.
   const std::vector<std::string>& ignored() const noexcept { return ignored_; }
+  /// Whether * in an entry of theirs stands for anything.
+  bool globs() const noexcept { return globs_; }
   /// The entry that leaves a module in 16 bit; empty: none does, and the config means it to be quantized.
   std::string left_out_by(std::string_view module) const;
   /// Whether the program that packed the others packs none like it: mlx-lm leaves inputs that its groups do not divide,
@@ -76,7 +79,7 @@ class StoredContents {
 
   const checkpoint::Folder& folder_;
   io::Json quantization_;
-  bool small_floats_ = false, known_ = false;
+  bool small_floats_ = false, known_ = false, globs_ = true;
   std::vector<std::string> ignored_;
   std::optional<NameList> left_out_, targets_;
   std::set<std::string, std::less<>> carried_;
@@ -97,14 +100,15 @@ struct ContentsRule {
 };
 
 /// By names and shapes (contents_names.cpp), by values (contents_values.cpp), beside others (contents_peers.cpp), by what
-/// config.json claims (contents_claims.cpp), by the sizes that it states (contents_sizes.cpp), and by what other layers and
-/// experts have (contents_layers.cpp).
+/// config.json claims (contents_claims.cpp), by the sizes that it states (contents_sizes.cpp), by what other layers and
+/// experts have (contents_layers.cpp), and by what a module consists of (contents_modules.cpp).
 std::span<const ContentsRule> name_rules();
 std::span<const ContentsRule> value_rules();
 std::span<const ContentsRule> peer_rules();
 std::span<const ContentsRule> claim_rules();
 std::span<const ContentsRule> size_rules();
 std::span<const ContentsRule> layer_rules();
+std::span<const ContentsRule> module_rules();
 
 /// Nothing for a folder of w4q's own.
 std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vector<std::string>* notes = nullptr);

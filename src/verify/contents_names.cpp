@@ -289,9 +289,9 @@ void missing_tower_blocks(const StoredContents& contents, ContentsFindings& find
 /// mixture.
 bool is_used(const StoredContents& contents, const std::string& entry) {
   if (contents.find(entry) != nullptr) return true;
-  const NameList list({entry});
+  const NameList list({entry}, contents.globs());
   const size_t experts = entry.find(".experts");
-  const bool pattern = entry.find_first_of("*:") != std::string::npos;
+  const bool pattern = entry.starts_with("re:") || (contents.globs() && entry.find('*') != std::string::npos);
   const std::string mixture = experts == std::string::npos ? std::string() : entry.substr(0, experts + 9);
   return std::ranges::any_of(contents.tensors().tensors(), [&](const auto& tensor) {
     const auto& [name, info] = tensor;
@@ -306,7 +306,7 @@ void idle_entries(const StoredContents& contents, ContentsFindings& findings) {
   for (const auto& linear : contents.linears()) fused.insert(checkpoint::served_name(linear.path));
   for (const auto& entry : contents.ignored()) {
     // Programs name the head whether or not embeddings stand for it.
-    const bool head = !NameList({entry}).entry_for("lm_head").empty();
+    const bool head = !NameList({entry}, contents.globs()).entry_for("lm_head").empty();
     if (head || fused.contains(entry) || is_used(contents, entry)) continue;
     findings.fault("config.json", concat("leaves out ", printable(entry), ", and nothing has that name"));
   }

@@ -56,14 +56,19 @@ bool says_something(std::span<const std::byte> bytes) {
   return bytes.size() >= fewest && std::set<std::byte>(bytes.begin(), bytes.end()).size() >= values;
 }
 
-/// Norms and matrices in 16 bit, by role: the first of which a layer holds the bytes again.
+/// Whether a tensor of a layer is a norm, or a matrix in 16 bit or FP8.
+bool is_compared(const std::string& name, const io::TensorInfo& info) {
+  return name.ends_with(".weight") && (is_weight_dtype(info.dtype) || info.dtype == DType::f8_e4m3);
+}
+
+/// By role: the first of which a layer holds the bytes again.
 std::vector<Copy> copies_of(const StoredContents& contents) {
   constexpr size_t looked_at = 4096;
   std::map<std::string, std::vector<std::string>> alike;  // role and digest of its beginning → names
   std::vector<Copy> copies;
   for (const auto& [name, info] : contents.tensors().tensors()) {
     const model::LayerNumbers place = model::layer_numbers(name);
-    if (place.layer < 0 || place.expert >= 0 || !is_weight_dtype(info.dtype) || !name.ends_with(".weight")) continue;
+    if (place.layer < 0 || place.expert >= 0 || !is_compared(name, info)) continue;
     const auto loaded = contents.tensors().load(name);
     const auto bytes = loaded->bytes.first(std::min(looked_at, loaded->bytes.size()));
     if (!says_something(bytes)) continue;
@@ -86,8 +91,7 @@ void layers_twice(const StoredContents& contents, ContentsFindings& findings) {
   for (const auto& copy : copies) ++between[{copy.first, copy.layer}];
   for (const auto& [name, info] : contents.tensors().tensors()) {
     const model::LayerNumbers place = model::layer_numbers(name);
-    held[place.layer] +=
-        place.layer >= 0 && place.expert < 0 && is_weight_dtype(info.dtype) && name.ends_with(".weight");
+    held[place.layer] += place.layer >= 0 && place.expert < 0 && is_compared(name, info);
   }
   constexpr size_t most = 3;  // more are how a model was made
   if (copies.size() > most) return;

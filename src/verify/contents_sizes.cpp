@@ -181,16 +181,18 @@ void tied_head(const StoredContents& contents, ContentsFindings& findings) {
     tied = true;
   }
   const auto& tensors = contents.tensors();
-  if (!tied || contents.is_known() || !tensors.contains("lm_head.weight")) return;
+  if (!tied) return;
+  std::vector<std::string> heads, tables;
   for (const auto& linear : contents.linears()) {
-    if (!linear.path.ends_with("embed_tokens") || model::layer_numbers(linear.path).layer >= 0 ||
-        !is_of_text(linear.path) || linear.kind != StoredLinear::Kind::plain)
-      continue;
-    const auto &head = tensors.at("lm_head.weight"), &table = tensors.at(linear.codes);
-    if (head.dtype != table.dtype || head.shape != table.shape) continue;
-    if (std::ranges::equal(tensors.load(head.name)->bytes, tensors.load(table.name)->bytes)) continue;
-    findings.fault("lm_head.weight", "differs from the embeddings, which config.json says are the head");
+    if (model::layer_numbers(linear.path).layer >= 0 || linear.kind != StoredLinear::Kind::plain) continue;
+    if (model::is_head(linear.path)) heads.push_back(linear.codes);
+    if (linear.path.ends_with("embed_tokens") && is_of_text(linear.path)) tables.push_back(linear.codes);
   }
+  if (heads.size() != 1 || tables.size() != 1) return;
+  const auto &head = tensors.at(heads.front()), &table = tensors.at(tables.front());
+  if (head.dtype != table.dtype || head.shape != table.shape) return;
+  if (!std::ranges::equal(tensors.load(head.name)->bytes, tensors.load(table.name)->bytes))
+    findings.fault(head.name, "differs from the embeddings, which config.json says are the head");
 }
 
 /// Biases are those of all linears of a role or of none.

@@ -13,9 +13,11 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "io/digest.h"
+#include "model/parameters.h"
 #include "verify/contents.h"
 #include "verify/convention_sample.h"
 #include "verify/median.h"
+#include "verify/statistics_norms.h"
 
 namespace w4q::verify {
 namespace {
@@ -176,6 +178,7 @@ struct Measured {
   bool all_one = false;  ///< scales are 1, of any kind
   int64_t loud = -1;     ///< a block of FP8 that is far larger than those around it
   int64_t lost = 0;      ///< sampled blocks whose codes are all zero under a scale as the others have
+  double emptied = 0;    ///< of NVFP4: share of blocks without scale and codes, beyond what pruning leaves
   bool sparse = false;   ///< pruned: most codes of 4 bits are zero
   bool random = false;   ///< codes whose exponents are all as frequent
   Slope slope, turned;
@@ -256,20 +259,42 @@ double left_of(std::vector<double> values, int64_t across) {
   return std::sqrt(squares / static_cast<double>(values.size()));
 }
 
+/// So many of `count`, evenly.
+std::vector<int64_t> evenly(int64_t count, int64_t most) {
+  std::vector<int64_t> taken;
+  for (int64_t i = 0; i < std::min(count, most); ++i) taken.push_back(i * count / std::min(count, most));
+  return taken;
+}
+
 /// Sums of squares over 16384 weights are those of a row of blocks times those of a column, but for 1 %; largest
-/// magnitudes, which make scales, are so but for 10 %, and codes make up for it.
-Grid grid_of(const Blocks& blocks) {
-  constexpr int64_t most_blocks = 256, fewest_free = 3;
+/// magnitudes, which make scales, are so but for 10 %, and codes make up for it. Of large matrices 8 rows and 8 columns of
+/// blocks are taken, of stacks as many of some experts.
+Grid grid_of(const Blocks& blocks, int64_t experts) {
+  constexpr int64_t most_blocks = 256, fewest_free = 3, most_taken = 8, most_experts = 8;
   const auto count = std::ssize(blocks.scales());
-  const int64_t across = blocks.across(), down = across > 0 ? count / across : 0;
-  if (count > most_blocks || across < 2 || down < 2 || (across - 1) * (down - 1) < fewest_free) return {};
-  std::vector<double> scales, weights;
-  for (int64_t block = 0; block < count; ++block) {
-    const double scale = blocks.scales()[static_cast<size_t>(block)], energy = blocks.energy(block, true);
-    if (!(scale > 0) || !std::isfinite(scale) || !(energy > 0)) return {};
-    scales.push_back(std::log(scale)), weights.push_back(std::log(scale) + std::log(energy) / 2);
+  const int64_t matrices = std::max<int64_t>(1, experts), across = blocks.across();
+  const int64_t down = across > 0 ? count / across / matrices : 0;
+  if (across < 2 || down < 2 || count != down * across * matrices) return {};
+  const bool whole = count <= most_blocks;
+  const auto rows = evenly(down, whole ? down : most_taken), cols = evenly(across, whole ? across : most_taken);
+  const auto taken = evenly(matrices, whole ? matrices : most_experts);
+  if ((std::ssize(rows) - 1) * (std::ssize(cols) - 1) * std::ssize(taken) < fewest_free) return {};
+  double of_scales = 0, of_weights = 0;
+  for (const int64_t matrix : taken) {
+    std::vector<double> scales, weights;
+    for (const int64_t row : rows) {
+      for (const int64_t col : cols) {
+        const int64_t block = (matrix * down + row) * across + col;
+        const double scale = blocks.scales()[static_cast<size_t>(block)], energy = blocks.energy(block, true);
+        if (!(scale > 0) || !std::isfinite(scale) || !(energy > 0)) return {};
+        scales.push_back(std::log(scale)), weights.push_back(std::log(scale) + std::log(energy) / 2);
+      }
+    }
+    of_scales += std::pow(left_of(std::move(scales), std::ssize(cols)), 2);
+    of_weights += std::pow(left_of(std::move(weights), std::ssize(cols)), 2);
   }
-  return {left_of(std::move(scales), across), left_of(std::move(weights), across)};
+  const auto number = static_cast<double>(taken.size());
+  return {std::sqrt(of_scales / number), std::sqrt(of_weights / number)};
 }
 
 /// Largest magnitudes of 16 weights differ by more than a step of E4M3, but where all weights have one or two sizes.
@@ -282,6 +307,46 @@ bool has_even_scales(const Blocks& blocks, const io::Checkpoint& tensors, const 
   const auto bytes = loaded->bytes.first(std::min(looked_at, loaded->bytes.size()));
   for (const std::byte byte : bytes) ++sizes[std::to_integer<size_t>(byte) & 7];
   return std::ranges::count_if(sizes, [&](int64_t count) { return 50 * count > std::ssize(bytes); }) >= 6;
+}
+
+/// Of a linear's codes of 4 bits, the share that is zero.
+double zeros_among(const io::Checkpoint& tensors, const StoredLinear& linear) {
+  constexpr size_t looked_at = 1 << 16;
+  const auto loaded = tensors.load(linear.codes);
+  const size_t step = std::max<size_t>(1, loaded->bytes.size() / looked_at);
+  size_t zeros = 0, count = 0;
+  for (size_t i = 0; i < loaded->bytes.size(); i += step) {
+    const auto pair = std::to_integer<unsigned>(loaded->bytes[i]);
+    zeros += (pair & 7) == 0, zeros += (pair >> 4 & 7) == 0, count += 2;
+  }
+  return static_cast<double>(zeros) / static_cast<double>(std::max<size_t>(1, count));
+}
+
+/// Of NVFP4, how many blocks have a scale of zero, as one below the smallest of E4M3 becomes: not counted are rows and
+/// columns that were taken out, nor as many as weights that were taken out one by one would leave.
+double emptied_share(const Blocks& blocks, const io::Checkpoint& tensors, const StoredLinear& linear) {
+  constexpr double taken_out = 0.9, beyond_chance = 10;
+  constexpr size_t fewest = 1024;
+  const auto& scales = blocks.scales();
+  const auto across = static_cast<size_t>(blocks.across());
+  if (linear.kind != Kind::nvfp4 || scales.size() < fewest || across == 0) return 0;
+  const size_t down = scales.size() / across;
+  std::vector<size_t> of_row(down), of_column(across);
+  for (size_t i = 0; i < scales.size(); ++i) {
+    if (scales[i] == 0) ++of_row[i / across], ++of_column[i % across];
+  }
+  size_t empty = 0, all = 0;
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const bool row = static_cast<double>(of_row[i / across]) > taken_out * static_cast<double>(across);
+    const bool column = static_cast<double>(of_column[i % across]) > taken_out * static_cast<double>(down);
+    if (row || column) continue;
+    ++all, empty += scales[i] == 0;
+  }
+  if (empty == 0) return 0;
+  const double share = static_cast<double>(empty) / static_cast<double>(all);
+  // Of the codes in the other blocks so many are zero.
+  const double zeros = std::max(0.0, (zeros_among(tensors, linear) - share) / (1 - std::min(share, 0.99)));
+  return share > beyond_chance * std::pow(zeros, 16) ? share : 0;
 }
 
 /// Codes of 4 bits, half of which and more are zero: of a pruned weight's blocks energies say how many are left.
@@ -336,9 +401,10 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   }
   result.lost = lost_blocks(of_codes, of_zeros);
   result.random = blocks.random();
-  if (linear.kind == Kind::fp8) result.loud = loud_block(blocks), result.grid = grid_of(blocks);
+  if (linear.kind == Kind::fp8) result.loud = loud_block(blocks), result.grid = grid_of(blocks, linear.experts);
   result.even = linear.kind != Kind::fp8 && has_even_scales(blocks, contents.tensors(), linear);
   result.ones = result.even && scales.front() == 1;
+  result.emptied = emptied_share(blocks, contents.tensors(), linear);
   result.all_one = std::ranges::all_of(scales, [](float scale) { return scale == 1; });
   if (points == 0) return result;
   result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
@@ -491,6 +557,29 @@ void sizes_in_mixtures(const std::vector<Measured>& measured, ContentsFindings& 
   }
 }
 
+/// Of a layer whose blocks were rounded to nothing, where those of the other layers were not.
+void emptied_blocks(const std::vector<Measured>& measured, ContentsFindings& findings) {
+  constexpr double many = 0.02, hardly = 0.001, nearly_all = 0.9;
+  constexpr int64_t fewest = 6;
+  std::map<std::string, std::vector<const Measured*>> roles;
+  for (const auto& one : measured) {
+    if (one.linear->kind == Kind::nvfp4) roles[role_of(one.linear->path)].push_back(&one);
+  }
+  for (const auto& one : measured) {
+    if (one.emptied < many) continue;
+    const int64_t layer = model::layer_numbers(one.linear->path).layer;
+    int64_t others = 0, whole = 0;
+    for (const Measured* other : roles[role_of(one.linear->path)]) {
+      if (model::layer_numbers(other->linear->path).layer == layer) continue;
+      ++others, whole += other->emptied < hardly;
+    }
+    if (others < fewest || static_cast<double>(whole) < nearly_all * static_cast<double>(others)) continue;
+    findings.fault(one.linear->path,
+                   concat("has neither scale nor codes in ", fixed(100 * one.emptied, 0),
+                          " % of its blocks, those of other layers have both: small scales were rounded to zero"));
+  }
+}
+
 /// Weights of trained models are far below one in the mean.
 void size_of_all(double size, ContentsFindings& findings) {
   constexpr double largest = 4;
@@ -536,6 +625,7 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
       findings.fault(linear.path, grid);
     }
   }
+  emptied_blocks(measured, findings);
   if (findings.faults.size() > before) return;
   sizes_in_mixtures(measured, findings);
   size_of_all(median, findings);
@@ -618,7 +708,7 @@ void fused_twice(const StoredContents& contents, ContentsFindings& findings) {
 }
 
 /// The first codes of every expert. Layers that are repeated as a whole are no fault: models are made longer so; nor are
-/// mixtures of 16 bit in which half of the experts and more are one and the same.
+/// mixtures in which half of the experts and more are one and the same, where several are so.
 void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
   constexpr size_t looked_at = 4096, fewest = 256;
   struct Place {
@@ -640,9 +730,18 @@ void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
         seen.try_emplace({linear.path.substr(end), io::digest_of(bytes).text()}, Place{mixture, linear.path});
     if (!added) twins[{first->second.mixture, mixture}].emplace_back(linear.path, first->second.path);
   }
+  // A mixture that was made of one MLP has the same expert throughout, in all layers: in single ones it was written so.
+  const auto is_one = [&](const auto& entry) {
+    const auto& [mixtures, pairs] = entry;
+    return mixtures.first == mixtures.second && 2 * std::ssize(pairs) >= held[mixtures.second];
+  };
+  constexpr int64_t fewest_others = 4;
+  const int64_t ones = std::ranges::count_if(twins, is_one);
+  const bool made_so = 4 * ones > std::ssize(held) || std::ssize(held) - ones < fewest_others;
   for (const auto& [mixtures, pairs] : twins) {
     if (mixtures.first != mixtures.second && std::ssize(pairs) == held[mixtures.second]) continue;
-    if (!contents.small_floats() && 2 * std::ssize(pairs) >= held[mixtures.second]) continue;
+    const bool most = 2 * std::ssize(pairs) >= held[mixtures.second];
+    if (most && (made_so || (!contents.small_floats() && mixtures.first != mixtures.second))) continue;
     for (const auto& [path, first] : pairs) findings.fault(path, concat("holds the codes of ", first));
   }
 }

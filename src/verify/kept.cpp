@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "core/convert.h"
 #include "core/interrupt.h"
@@ -156,15 +160,19 @@ class KeptCheck {
     const bool known = candidate_.config.architecture != nullptr;
     const auto& tensors = candidate_.folder.tensors;
     std::vector<std::string> lost;
+    std::set<std::string> lost_experts;
     size_t held = 0;
     for (const auto& [name, info] : base_.folder.tensors.tensors()) {
       if (known && model::reason_to_carry(candidate_.config, name).empty()) continue;
       if (tensors.contains(name) || candidate_.folder.quantization.find(model::module_path(name)) != nullptr) {
         ++held;
-      } else if (!is_made_anew(name) && !is_taken_apart(name)) {
+      } else if (const auto experts = lost_of_stack(name, info)) {
+        lost_experts.insert(experts->begin(), experts->end());
+      } else if (!is_made_anew(name)) {
         lost.push_back(name);
       }
     }
+    for (const auto& name : lost_experts) fault(name, "is missing: the base has a stack of experts with it");
     if (held < lost.size()) return;
     for (const auto& name : lost) fault(name, "of the base is missing");
   }
@@ -180,18 +188,36 @@ class KeptCheck {
     return tied && model::is_head(model::module_path(name));
   }
 
-  /// A stack of the base whose experts stand by themselves in the candidate, or are packed so. Of one that was taken apart
-  /// here every expert is looked for.
-  bool is_taken_apart(std::string_view name) const {
-    if (std::ranges::find(base_.apart, name, &model::StackedExperts::name) != base_.apart.end()) return true;
-    const std::string stem = std::string(name.substr(0, name.find(".experts.")));
-    if (stem.size() == name.size()) return false;
-    const auto& linears = candidate_.folder.quantization.linears;
-    const auto at = linears.lower_bound(stem + ".experts.");
-    if (at != linears.end() && at->first.starts_with(stem + ".experts.")) return true;
-    const auto& tensors = candidate_.folder.tensors.tensors();
-    const auto own = tensors.lower_bound(stem + ".experts.");
-    return own != tensors.end() && own->first.starts_with(stem + ".experts.");
+  /// Of a stack of the base whose experts stand by themselves in the candidate, or are packed so, or of one of its experts,
+  /// which of them are missing; nothing: it is not taken apart.
+  std::optional<std::vector<std::string>> lost_of_stack(const std::string& name, const io::TensorInfo& info) const {
+    constexpr std::string_view part = ".experts.";
+    if (std::ranges::find(base_.apart, name, &model::StackedExperts::name) != base_.apart.end()) {
+      return std::vector<std::string>{};
+    }
+    const size_t at = name.find(part);
+    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+    if (at == std::string::npos || is_digit(name[at + part.size()])) return std::nullopt;
+    const std::string stem = name.substr(0, at + part.size());
+    if (!holds_below(stem)) return std::nullopt;
+    std::vector<std::string> lost;
+    // By names of another kind none is.
+    if (!holds_below(stem + "0.") && !holds_below(stem + "1.")) return lost;
+    const int64_t one = model::layer_numbers(name).expert;
+    const int64_t experts = info.shape.empty() ? 0 : info.shape[0];
+    for (int64_t expert = std::max<int64_t>(one, 0); expert < (one < 0 ? experts : one + 1); ++expert) {
+      if (!holds_below(concat(stem, expert, "."))) lost.push_back(concat(stem, expert));
+    }
+    return lost;
+  }
+
+  /// Whether anything of the candidate has a name that begins so.
+  bool holds_below(const std::string& begin) const {
+    const auto has = [&](const auto& names) {
+      const auto at = names.lower_bound(begin);
+      return at != names.end() && at->first.starts_with(begin);
+    };
+    return has(candidate_.folder.quantization.linears) || has(candidate_.folder.tensors.tensors());
   }
 
   /// Empty: it is what folding leaves; "no": nobody folds anything into it; else what is wrong with it.

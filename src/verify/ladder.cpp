@@ -9,6 +9,7 @@
 #include "core/text.h"
 #include "device/choice.h"
 #include "io/files.h"
+#include "model/experts_like.h"
 #include "model/stored_sizes.h"
 #include "ranks/ranks.h"
 #include "tokenizer/token_file.h"
@@ -136,10 +137,19 @@ const model::OpenedModel& CheckContext::base() {
     if (folded_base_->config.architecture == nullptr) {
       folded_base_ = model::take_apart_like(std::move(*folded_base_), headers().tensors);
     }
-    folded_base_ = model::named_like(std::move(*folded_base_), headers().tensors);
+    if (model::stacks_otherwise(folded_base_->folder.tensors, headers().tensors)) stack_base_alike();
     folded_base_ = model::untied_like(std::move(*folded_base_), headers().tensors);
   }
   return *folded_base_;
+}
+
+void CheckContext::stack_base_alike() {
+  try {
+    const model::OpenedModel& opened = candidate();
+    folded_base_ = model::experts_like(std::move(*folded_base_), opened);
+  } catch (const Error& error) {  // what cannot be read, the rungs that open it say
+    if (error.code() == ErrorCode::internal) throw;
+  }
 }
 
 const model::Model& CheckContext::model(model::Planes planes, const model::LayerStage& stage) {

@@ -89,6 +89,7 @@ class CheckContext {
  private:
   const io::Json& config();
   const model::OpenedModel& stored_base();
+  void stack_base_alike();
 
   CheckOptions options_;
   std::optional<bool> foreign_;

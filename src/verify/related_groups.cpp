@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/text.h"
 #include "model/parameters.h"
 
 namespace w4q::verify {
@@ -19,10 +20,10 @@ struct RoleName {
   std::string_view name;
   Role role;
 };
-constexpr RoleName role_names[] = {{"q_proj", Role::query},   {"k_proj", Role::key},     {"v_proj", Role::value},
-                                   {"o_proj", Role::output},  {"gate_proj", Role::gate}, {"up_proj", Role::up},
-                                   {"down_proj", Role::down}, {"w1", Role::gate},        {"w3", Role::up},
-                                   {"w2", Role::down}};
+constexpr RoleName role_names[] = {
+    {"q_proj", Role::query},   {"k_proj", Role::key}, {"v_proj", Role::value},        {"o_proj", Role::output},
+    {"gate_proj", Role::gate}, {"up_proj", Role::up}, {"down_proj", Role::down},      {"w1", Role::gate},
+    {"w3", Role::up},          {"w2", Role::down},    {"gate_up_proj", Role::gate_up}};
 
 /// Linears of one module, "model.layers.3.self_attn", by role.
 using Module = std::map<Role, PlannedLinear>;
@@ -69,7 +70,8 @@ InputGroup reader_of(const PlannedLinear& reader, const PlannedLinear* producer,
 
 std::vector<InputGroup> groups_of(const Module& module, const io::Json& config, int64_t expert) {
   std::vector<InputGroup> groups;
-  for (const auto roles : {std::initializer_list<Role>{Role::query, Role::key, Role::value}, {Role::gate, Role::up}}) {
+  for (const auto roles :
+       {std::initializer_list<Role>{Role::query, Role::key, Role::value}, {Role::gate, Role::up}, {Role::gate_up}}) {
     if (auto group = readers_of_stream(module, roles); !group.linears.empty()) groups.push_back(std::move(group));
   }
   if (const auto* const output = find(module, Role::output)) {
@@ -82,6 +84,17 @@ std::vector<InputGroup> groups_of(const Module& module, const io::Json& config, 
   return groups;
 }
 
+/// Of which module a linear is, and as what: "….mlp.experts.3.up_proj" of "….mlp.experts.3"; of an expert of a stack,
+/// "….mlp.experts.down_proj.3", of the same.
+std::pair<std::string, std::string> module_and_name(const std::string& path) {
+  const size_t dot = path.rfind('.');
+  const std::string last = path.substr(dot + 1);
+  const size_t before = dot == std::string::npos || dot == 0 ? std::string::npos : path.rfind('.', dot - 1);
+  if (before == std::string::npos || last.find_first_not_of("0123456789") != std::string::npos)
+    return {path.substr(0, dot), last};
+  return {concat(path.substr(0, before), ".", last), path.substr(before + 1, dot - before - 1)};
+}
+
 LayerGroups groups_by_name(const model::OpenedModel& model) {
   constexpr int64_t most_layers = 10000;
   std::map<std::pair<int64_t, std::string>, Module> modules;  // by layer and path
@@ -92,10 +105,9 @@ LayerGroups groups_by_name(const model::OpenedModel& model) {
     if (!parameter.linear || parameter.shape.size() != 2 || !model::reason_to_leave(path, layers_stated).empty())
       continue;
     const auto place = model::layer_numbers(path);
-    const size_t dot = path.rfind('.');
-    const auto role = std::ranges::find(role_names, path.substr(dot + 1), &RoleName::name);
+    const auto [module, name] = module_and_name(path);
+    const auto role = std::ranges::find(role_names, name, &RoleName::name);
     if (place.layer < 0 || place.layer >= most_layers || role == std::end(role_names)) continue;
-    const std::string module = path.substr(0, dot);
     experts[module] = place.expert;
     modules[{place.layer, module}].emplace(
         role->role, PlannedLinear{.role = role->role, .name = path, .n = parameter.shape[0], .k = parameter.shape[1]});

@@ -64,9 +64,11 @@ std::vector<float> measure_columns(const LinearWeight& base, const LinearWeight&
     const int64_t end = std::min(begin + row_block, std::min(base.n, stored.n));
     kernels::decode_rows(base, begin, end, {a.data(), end - begin, base.k});
     kernels::decode_rows(stored, begin, end, {b.data(), end - begin, base.k});
-    for (size_t i = 0; i < static_cast<size_t>(end - begin) * k; ++i) {
-      products[i % k] += double{a[i]} * double{b[i]};
-      squares[i % k] += double{a[i]} * double{a[i]};
+    for (size_t row = 0; row < static_cast<size_t>(end - begin); ++row) {
+      for (size_t c = 0; c < k; ++c) {
+        const double wanted = a[row * k + c], found = b[row * k + c];
+        products[c] += wanted * found, squares[c] += wanted * wanted;
+      }
     }
   }
   std::vector<float> result(k, 1.0f);
@@ -122,10 +124,11 @@ std::vector<ColumnFactor> column_factors(const LinearWeight& base, const LinearW
     const int64_t begin = i * blocks / taken * row_block, end = std::min(begin + row_block, stored.n);
     kernels::decode_rows(base, begin, end, {a.data(), end - begin, stored.k});
     kernels::decode_rows(stored, begin, end, {b.data(), end - begin, stored.k});
-    for (size_t at = 0; at < static_cast<size_t>(end - begin) * k; ++at) {
-      auto& column = columns[at % k];
-      const double wanted = a[at], found = b[at];
-      column.products += wanted * found, column.squares += wanted * wanted, column.found += found * found;
+    for (size_t row = 0; row < static_cast<size_t>(end - begin); ++row) {
+      for (size_t c = 0; c < k; ++c) {
+        const double wanted = a[row * k + c], found = b[row * k + c];
+        columns[c].products += wanted * found, columns[c].squares += wanted * wanted, columns[c].found += found * found;
+      }
     }
     for (auto& column : columns) column.rows += end - begin;
   }

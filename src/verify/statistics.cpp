@@ -18,6 +18,7 @@
 #include "verify/rungs.h"
 #include "verify/statistics_exchanged.h"
 #include "verify/statistics_norms.h"
+#include "verify/statistics_stacks.h"
 #include "verify/statistics_unlearnt.h"
 #include "verify/survey.h"
 
@@ -99,7 +100,11 @@ namespace {
 
 void relate(const model::OpenedModel& candidate, const LayerGroups& groups,
             const std::map<std::string, Energies, std::less<>>& energies, StatisticsReport& report) {
-  report.energy = check_energies(groups, row_orders(candidate), energies);
+  RowOrders orders = row_orders(candidate);
+  if (candidate.config.architecture == nullptr) orders.in_turn = gates_take_turns(groups, energies);
+  report.energy = check_energies(groups, orders, energies);
+  for (const auto& [name, what] : misplaced_experts(candidate, groups, orders, energies))
+    report.faults.push_back(concat(printable(name), what));
   report.faults.insert(report.faults.end(), report.energy.faults.begin(), report.energy.faults.end());
   report.warnings.insert(report.warnings.end(), report.energy.warnings.begin(), report.energy.warnings.end());
   auto profiles = check_profiles(groups, energies, norm_sizes(candidate, groups));
@@ -274,7 +279,8 @@ std::vector<Verdict> verdicts_of(const StatisticsReport& report) {
 
 /// Where nothing is packed there are no codes to relate: said only where something is wrong.
 void check_plain(CheckContext& context, Findings& findings) {
-  auto faults = StatisticsCollector(context.candidate()).report().faults;
+  const model::OpenedModel candidate = model::take_apart(context.candidate());
+  auto faults = StatisticsCollector(candidate).report().faults;
   if (faults.empty()) return;
   const auto count = faults.size();
   findings.checks.add(

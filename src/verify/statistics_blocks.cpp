@@ -14,6 +14,7 @@
 #include "formats/integer.h"
 #include "formats/scheme_registry.h"
 #include "formats/table/table_format.h"
+#include "model/parameters.h"
 #include "verify/median.h"
 
 namespace w4q::verify {
@@ -187,12 +188,15 @@ Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
   return match_of_scales(scales);
 }
 
-Slope BlockSample::match_of_scales(std::span<const double> log_scales) const {
-  // E4M3 next to its smallest values is too coarse for a block's largest weight to reach the end of its codes.
+double BlockSample::least_fine(std::span<const double> log_scales) const {
   double least = -INFINITY;
-  if (weight_.scheme.scale == formats::ScaleType::e4m3) {
-    for (const double scale : log_scales) least = std::isnan(scale) ? least : std::max(least, scale - std::log(0x1p12));
-  }
+  if (weight_.scheme.scale != formats::ScaleType::e4m3) return least;
+  for (const double scale : log_scales) least = std::isnan(scale) ? least : std::max(least, scale - std::log(0x1p12));
+  return least;
+}
+
+Slope BlockSample::match_of_scales(std::span<const double> log_scales) const {
+  const double least = least_fine(log_scales);
   std::vector<size_t> place;
   std::vector<double> x, y;
   for (size_t i = 0; i < rows_.size(); ++i) {
@@ -317,6 +321,7 @@ int64_t BlockSample::endless_blocks() const {
   std::ranges::sort(sorted);
   std::vector<char> is_end;
   for (const float level : table_) is_end.push_back(level <= sorted[1] || level >= sorted[sorted.size() - 2]);
+  const double least = least_fine(log_scales_);
   int64_t count = 0;
   std::vector<char> has(groups);
   for (size_t i = 0; i < rows_.size(); ++i) {
@@ -324,7 +329,10 @@ int64_t BlockSample::endless_blocks() const {
     for (size_t col = 0; col < width; ++col) {
       has[static_cast<size_t>(group_of_[col])] |= is_end[codes_[i * width + col]];
     }
-    for (size_t g = 0; g < groups; ++g) count += has[g] == 0 && !std::isnan(deviations_[i * groups + g]);
+    for (size_t g = 0; g < groups; ++g) {
+      const bool fine = log_scale(rows_[i] * groups_ + static_cast<int64_t>(g)) >= least;
+      count += has[g] == 0 && fine && !std::isnan(deviations_[i * groups + g]);
+    }
   }
   return count;
 }
@@ -678,7 +686,9 @@ double spread_error(const BlockFigures& figures) { return std::sqrt(4 / std::max
 /// What all linears say of one: a relation that nearly all others have.
 class BlockJudge {
  public:
-  explicit BlockJudge(std::span<const BlockSubject> all) : all_(all) {}
+  explicit BlockJudge(std::span<const BlockSubject> all) : all_(all) {
+    for (const BlockSubject& subject : all) places_.push_back(model::layer_numbers(subject.name));
+  }
 
   std::vector<std::string> faults(const BlockSubject& subject) const {
     const BlockFigures& figures = subject.figures;
@@ -698,11 +708,24 @@ class BlockJudge {
   }
 
  private:
-  /// Whether nearly all others of this scheme, and all of this role, are so.
+  /// Whether both are experts of one mixture, which may all be wrong.
+  bool share_mixture(const BlockSubject& subject, const BlockSubject& other) const {
+    const auto &one = places_[static_cast<size_t>(&subject - all_.data())],
+               &two = places_[static_cast<size_t>(&other - all_.data())];
+    return one.expert >= 0 && two.expert >= 0 && one.layer == two.layer;
+  }
+
+  /// Whether nearly all others of this scheme, and all of this role, are so; of an expert those of other mixtures, where
+  /// there are several.
   bool others_are(const BlockSubject& subject, const std::function<bool(const BlockFigures&)>& sound) const {
+    return others_are(subject, sound, false) || others_are(subject, sound, true);
+  }
+  bool others_are(const BlockSubject& subject, const std::function<bool(const BlockFigures&)>& sound,
+                  bool elsewhere) const {
     size_t peers = 0, like = 0, same = 0, same_like = 0;
     for (const BlockSubject& other : all_) {
       if (&other == &subject || other.scheme != subject.scheme || other.figures.blocks == 0) continue;
+      if (elsewhere && share_mixture(subject, other)) continue;
       const bool holds = sound(other.figures), alike = other.role == subject.role;
       ++peers, like += holds, same += alike, same_like += alike && holds;
     }
@@ -1048,6 +1071,7 @@ class BlockJudge {
   }
 
   std::span<const BlockSubject> all_;
+  std::vector<model::LayerNumbers> places_;
 };
 
 }  // namespace

@@ -101,6 +101,9 @@ class BlockSample {
   double log_scale(int64_t index) const noexcept { return log_scales_[static_cast<size_t>(index)]; }
   Slope match_of(const std::vector<int64_t>& order) const;
   /// Of a log scale for each block of the rows that were taken; NaN: zero.
+  /// E4M3 next to its smallest values is too coarse for a block's largest weight to reach the end of its codes: what scales
+  /// must have for it.
+  double least_fine(std::span<const double> log_scales) const;
   Slope match_of_scales(std::span<const double> log_scales) const;
   float level(size_t row, size_t col) const noexcept { return levels_[row * static_cast<size_t>(weight_.k) + col]; }
 

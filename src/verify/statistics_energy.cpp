@@ -1,6 +1,7 @@
 #include "verify/statistics_energy.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <numeric>
@@ -53,6 +54,22 @@ std::vector<double> reordered(std::span<const double> series, const ChannelOrder
   for (size_t i = 0; i < series.size(); ++i) result[i] = series[order.from(i, series.size())];
   return result;
 }
+
+/// How gates and ups stand in one matrix: which channel an up's row is of, of `half` ones; −1: it is a gate's.
+struct StackReading {
+  std::string_view name;
+  int64_t (*channel)(int64_t row, int64_t half);
+};
+constexpr int64_t channel_of_halves(int64_t row, int64_t half) { return row < half ? -1 : row - half; }
+constexpr int64_t channel_in_turn(int64_t row, int64_t half) { return row % 2 == 0 || row >= 2 * half ? -1 : row / 2; }
+constexpr std::array<StackReading, 4> stack_readings{
+    {{"with gates and ups one half after the other", channel_of_halves},
+     {"with gates and ups in turn", channel_in_turn},
+     // Converters that take one for the other sort what was sorted.
+     {"with gates and ups one half after the other, of which even and odd rows were sorted apart",
+      [](int64_t row, int64_t half) { return channel_of_halves(row < half ? 2 * row : 2 * (row - half) + 1, half); }},
+     {"with gates and ups in turn, whose halves were put in turn once more",
+      [](int64_t row, int64_t half) { return channel_in_turn(row % 2 == 0 ? row / 2 : half + row / 2, half); }}}};
 
 /// What two linears have in common, as two series of one length.
 struct Pair {
@@ -133,13 +150,14 @@ class EnergyCheck {
 
   /// Energies of the rows of ups that were decoded, and of the columns of `down` that read them.
   static std::pair<std::vector<double>, std::vector<double>> ups_and_columns(const Energies& gate_up,
-                                                                             const Energies& down, bool in_turn) {
+                                                                             const Energies& down,
+                                                                             const StackReading& reading) {
     std::pair<std::vector<double>, std::vector<double>> series;
     for (size_t i = 0; i < gate_up.rows.size(); ++i) {
-      const int64_t row = gate_up.rows_taken[i], half = gate_up.n / 2;
-      if (in_turn ? row % 2 == 0 : row < half) continue;
+      const int64_t channel = reading.channel(gate_up.rows_taken[i], gate_up.n / 2);
+      if (channel < 0) continue;
       series.first.push_back(gate_up.rows[i]);
-      series.second.push_back(down.cols[static_cast<size_t>(in_turn ? row / 2 : row - half)]);
+      series.second.push_back(down.cols[static_cast<size_t>(channel)]);
     }
     return series;
   }
@@ -154,16 +172,16 @@ class EnergyCheck {
     const std::string &from = group.name(), &to = reader->name();
     const Energies *a = find(from), *b = find(to);
     if (a == nullptr || b == nullptr || a->n != 2 * b->k) return;
-    auto [rows, cols] = ups_and_columns(*a, *b, orders_.in_turn);
+    auto [rows, cols] = ups_and_columns(*a, *b, stack_readings[orders_.in_turn ? 1 : 0]);
     add(layer, from, "rows", to, "columns", Relation::Kind::stack, std::move(rows), std::move(cols), false);
   }
 
   template <class Consider>
   void look_at_stack(const Pair& pair, const Consider& consider) {
-    const bool other = !orders_.in_turn;
-    const auto [rows, cols] = ups_and_columns(*find(pair.relation.a), *find(pair.relation.b), other);
-    consider(agreement(rows, cols),
-             other ? "with gates and ups in turn" : "with gates and ups one half after the other", pair.relation.a);
+    for (const StackReading& reading : stack_readings) {
+      const auto [rows, cols] = ups_and_columns(*find(pair.relation.a), *find(pair.relation.b), reading);
+      consider(agreement(rows, cols), std::string(reading.name), pair.relation.a);
+    }
     for (const Pair& at : pairs_) {
       if (&at == &pair || at.relation.by != Relation::Kind::stack || !could_be_exchanged(pair, at)) continue;
       if (at.a.size() != pair.a.size()) continue;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "made_checkpoint.h"
 #include "packed_model.h"
 
 namespace w4q::verify {
@@ -75,6 +76,25 @@ TEST_F(Ladder, ASoundModelIsVerified) {
                        "not checked: perplexity (no --ppl)\n"));
   EXPECT_EQ(packed.json["weights"]["tensors"].size(), 28u);
   EXPECT_EQ(packed.json["checks"].size(), 8u);
+}
+
+/// Programs that write tied models store the head, too, which those that read them leave out.
+TEST_F(Ladder, AStoredHeadIsTheEmbeddings) {
+  auto made = test::MadeCheckpoint::of(test::bundled_model());
+  made.tensors["lm_head.weight"] = made.tensors.at("model.embed_tokens.weight");
+  const auto path = folder() / "headed";
+  made.write(path);
+  const Findings sound = climb_for(test::check_options(path));
+  EXPECT_TRUE(sound.checks.passed()) << sound.text;
+  pipeline::QuantizeRequest request;
+  request.model = path, request.output = folder() / "headed-q";
+  request.scheme = formats::parse_scheme("kbit4-b32-e4m4");
+  pipeline::quantize_model(request);
+  const Findings packed = climb_for(test::check_options(request.output, path));
+  EXPECT_TRUE(packed.checks.passed()) << packed.text;
+  made.values<uint16_t>("lm_head.weight")[7] ^= 0x8000u;
+  made.write(path);
+  EXPECT_THAT(climb_for(test::check_options(path)).text, HasSubstr("lm_head.weight differs from the embeddings"));
 }
 
 TEST_F(Ladder, ABrokenStructureEndsTheClimb) {

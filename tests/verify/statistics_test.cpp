@@ -241,5 +241,21 @@ TEST(StatisticsOfSoundFolders, SayNothing) {
   }
 }
 
+/// Rows into which large scales were folded leave others next to E4M3's smallest, too coarse for a block's largest weight.
+TEST(BlockFigures, CoarseScalesLeaveBlocksWithoutAnEnd) {
+  const int64_t n = 64, k = 512;
+  std::vector<float> values(static_cast<size_t>(n * k));
+  for (size_t i = 0; i < values.size(); ++i) {
+    double sum = -6;
+    for (uint64_t j = 0; j < 12; ++j) sum += random_uniform(5, 12 * i + j);
+    const size_t row = i / static_cast<size_t>(k);
+    values[i] = static_cast<float>(0.02 * sum * (row == 3 ? 2e4 : 1));
+  }
+  const auto scheme = formats::parse_scheme("nvfp4");
+  const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
+  const auto packed = quantize::rounding_quantizer(scheme).run(view, scheme, {}).weight;
+  EXPECT_EQ(figures_of(packed).endless, 0);
+}
+
 }  // namespace
 }  // namespace w4q::verify

@@ -7,6 +7,7 @@
 #include "checkpoint/dialect/config.h"
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/dialect/rows.h"
+#include "core/dtype.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -77,6 +78,15 @@ const DialectRow& detect_dialect(const DialectSource& source) {
         .hint("start from the 16-bit checkpoint");
   }
   const auto method = source.config.value("quant_method", io::Json("(none)")).dump();
+  const auto& tensors = source.checkpoint.tensors();
+  const auto is_wide = [](const auto& tensor) {
+    return tensor.second.shape.size() < 2 || is_weight_dtype(tensor.second.dtype);
+  };
+  if (!tensors.empty() && std::ranges::all_of(tensors, is_wide)) {
+    throw Error(ErrorCode::unsupported, concat(source.place, ": says that weights are quantized, quant_method ",
+                                               printable(method), ", but all matrices are in 16 or 32 bit"))
+        .hint("take quantization_config out where they are meant to be; else the packed weights were lost");
+  }
   for (const auto& [name, reason] : not_read) {
     if (method != concat('"', name, '"')) continue;
     throw Error(ErrorCode::unsupported, concat(source.place, ": quant_method ", method, ": its weights are not read"))
