@@ -47,8 +47,11 @@ const ArchitectureRow& find_architecture(const GgufKeys& keys, int64_t window) {
   if (std::ranges::any_of(named, [&](const auto* row) { return has_experts(*row) == experts; })) {
     std::erase_if(named, [&](const auto* row) { return has_experts(*row) != experts; });
   }
-  const GgufFamily* family = gguf_family(named.front()->model_type);
-  if (window == 0 || (family != nullptr && family->own_windows)) return *named.front();
+  if (window == 0) return *named.front();
+  for (const auto* row : named) {
+    const GgufFamily* family = gguf_family(row->model_type);
+    if (family != nullptr && family->own_windows) return *row;
+  }
   const auto found = std::ranges::find(named, model::WindowRule::all_layers, &ArchitectureRow::windows);
   if (found == named.end()) throw keys.error(ErrorCode::unsupported, "%.attention.sliding_window", concat(window));
   return **found;

@@ -271,7 +271,7 @@ void read_gemma3(const io::GgufFile&, const GgufKeys& keys, io::Json& config) {
 
 constexpr std::array<std::string_view, 2> gemma4_keys = {"%.expert_count", "%.final_logit_softcapping"};
 
-constexpr std::array<GgufFamily, 20> families{{
+constexpr std::array<GgufFamily, 24> families{{
     {.model_type = "mixtral", .mixture = true, .keys = expert_keys, .write = write_mixtral, .read = read_mixtral},
     {.model_type = "qwen3_moe", .mixture = true, .keys = expert_keys, .write = write_qwen3_moe, .read = read_qwen3_moe},
     {.model_type = "qwen2_moe",
@@ -299,7 +299,15 @@ constexpr std::array<GgufFamily, 20> families{{
     {.model_type = "glm4", .own_biases = true, .partial_rotary = true, .read = read_qkv_biases},
     {.model_type = "ernie4_5", .write = write_ernie4_5},
     {.model_type = "smollm3", .write = write_smollm3},
-    {.model_type = "olmo2"},
+    {.model_type = "olmo2", .write = write_olmo2},
+    {.model_type = "olmo3", .own_windows = true, .write = write_olmo3, .read = read_olmo3},
+    {.model_type = "ministral3", .own_rope = true, .write = write_ministral3, .read = read_ministral3},
+    {.model_type = "qwen3_vl_text", .write = write_qwen3_vl, .read = read_qwen3_vl},
+    {.model_type = "qwen3_vl_moe_text",
+     .mixture = true,
+     .keys = expert_keys,
+     .write = write_qwen3_vl_moe,
+     .read = read_qwen3_vl_moe},
     {.model_type = "phi3", .partial_rotary = true, .own_rope = true, .write = write_phi3, .read = read_phi3},
     {.model_type = "gpt_oss",
      .mixture = true,
