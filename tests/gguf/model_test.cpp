@@ -227,7 +227,7 @@ TEST_F(GgufConfig, RefusesWhatItWouldComputeDifferently) {
   };
   auto other = llama();
   other[0].value = std::string("mamba");
-  refuse(ErrorCode::unsupported, {"general.architecture", "mamba", "llama, qwen2, qwen2moe, qwen3"}, other);
+  refuse(ErrorCode::unsupported, {"general.architecture", "mamba", "llama, mistral3, qwen2, qwen2moe, qwen3"}, other);
   auto incomplete = llama();
   incomplete.erase(incomplete.begin() + 1);
   refuse(ErrorCode::bad_file, {"llama.block_count", "missing"}, incomplete);

@@ -54,7 +54,7 @@ std::vector<Clean> clean_models() {
     add("FP8 in blocks", made_headers(Words::fp8_blocks, 8, 128, false, mixture),
         {vllm, sglang, transformers, trt_llm});
     add("FP8 a row", made_headers(Words::fp8_channel, 8, 128, false, mixture), {vllm, sglang, transformers, trt_llm});
-    add("NVFP4", made_headers(Words::nvfp4, 4, 16, false, mixture), readers);
+    if (!mixture) add("NVFP4", made_headers(Words::nvfp4, 4, 16, false, mixture), readers);
     add("NVFP4 of ModelOpt", made_headers(Words::nvfp4_modelopt, 4, 16, false, mixture), {vllm, sglang, trt_llm});
     add("Humming", made_headers(Words::humming, 4, 128, false, mixture), {vllm, sglang});
   }
@@ -80,6 +80,14 @@ TEST(Prediction, SoundFoldersLoadWhereTheTableSaysSoAndNowhereElse) {
       if (!wanted || !row.splits) continue;
       EXPECT_EQ(prediction.tensor_parallel.front(), 1) << clean.name;
     }
+  }
+}
+
+TEST(Prediction, ServersLoadExpertsOfNvfp4) {
+  const MadeHeaders made = made_headers(Words::nvfp4, 4, 16, false, true);
+  for (const Program program : {vllm, sglang}) {
+    const Prediction prediction = predicted(made, program);
+    EXPECT_TRUE(prediction.loads() && prediction.right()) << to_text(prediction);
   }
 }
 
@@ -165,6 +173,10 @@ std::vector<Fault> faults() {
       {"awq-zeros", "no qzeros", awq, [](MadeHeaders& made) { made.drop("q_proj.qzeros"); }, vllm, "q_proj"},
       {"gpt-oss", "experts one by one", mixture, [](MadeHeaders& made) { made.config["model_type"] = "gpt_oss"; },
        transformers, "experts.0"},
+      {"stacked-experts", "experts of Gemma 4 one by one", mixture,
+       [](MadeHeaders& made) { made.config["model_type"] = "gemma4_text"; }, transformers, "experts.0"},
+      {"expert-factors", "NVFP4 experts", made_headers(Words::nvfp4, 4, 16, false, true), [](MadeHeaders&) {},
+       transformers, "weight_global_scale"},
       {"ct-actorder", "of groups", ct, [&](MadeHeaders& made) { weights(made)["actorder"] = "group"; }, vllm,
        "actorder"},
       {"ct-bits", "3 bits", made_headers(Words::compressed, 3), [](MadeHeaders&) {}, sglang, "num_bits"},
