@@ -193,6 +193,19 @@ void stacked_experts(const Question& question, Findings& findings) {
   if (type == "gemma4" || type == "gemma4_text" || type == "granitemoe") stacks(question, findings, false);
 }
 
+/// Experts are one parameter a layer, which words of GPTQ and AWQ never become: only GPTQModel's own loader takes it apart.
+void experts_by_gptqmodel(const Question& question, Findings& findings) {
+  const Method method = question.model.method();
+  if (method != Method::gptq && method != Method::awq) return;
+  for (const auto& [path, linear] : question.model.linears()) {
+    if (path.find(".experts.") == std::string::npos || !is_packed(linear)) continue;
+    findings.add(Severity::note, linear.name(), {}, "that experts are loaded by GPTQModel.load",
+                 std::string(to_string(linear.form)),
+                 "from_pretrained draws them at random; w4q repack --to compressed-tensors holds the same codes");
+    return;
+  }
+}
+
 /// Experts are decompressed by their scales alone, without the factor of the tensor, which all are off by then.
 void expert_factors(const Question& question, Findings& findings) {
   const StoredModel& model = question.model;
@@ -274,6 +287,11 @@ std::vector<Rule> layer_rules() {
        "experts of Gemma 4 and Granite are stacks",
        "transformers conversion_mapping.py: no entry of single experts",
        stacked_experts},
+      {"gptqmodel-experts",
+       {transformers},
+       "a note: words of GPTQ and AWQ become experts by GPTQModel.load alone",
+       "transformers conversion_mapping.py; gptqmodel with defuser",
+       experts_by_gptqmodel},
       {"expert-factors",
        {transformers},
        "experts of compressed-tensors have no factor of the tensor",

@@ -370,8 +370,8 @@ TEST(Prediction, NamesEverySeededFault) {
     EXPECT_TRUE(named) << fault.rule << ": " << fault.name << "\n" << to_text(prediction);
   }
   // Notes and rules about values have tests of their own.
-  const std::set<std::string> elsewhere{"scale-dtype", "marlin-experts", "group-order",
-                                        "factors",     "cache-scales",   "gguf-types"};
+  const std::set<std::string> elsewhere{"scale-dtype",  "marlin-experts", "group-order",      "factors",
+                                        "cache-scales", "gguf-types",     "gptqmodel-experts"};
   for (const Rule& rule : rules()) {
     EXPECT_TRUE(seeded.contains(std::string(rule.id)) || elsewhere.contains(std::string(rule.id))) << rule.id;
     EXPECT_FALSE(rule.asks.empty() || rule.source.empty()) << rule.id;
@@ -468,6 +468,14 @@ TEST(Prediction, NotesExpertsThatMarlinDoesNotTake) {
   auto made = made_headers(Words::compressed, 4, 128, false, true);
   made.config["hidden_size"] = 1088;
   EXPECT_NE(text_of(made, vllm).find("[marlin-experts]"), std::string::npos);
+}
+
+TEST(Prediction, NotesWhoLoadsExpertsOfGptq) {
+  for (const Words words : {Words::gptq, Words::awq}) {
+    EXPECT_NE(text_of(made_headers(words, 4, 128, false, true), transformers).find("[gptqmodel-experts]"),
+              std::string::npos);
+    EXPECT_EQ(text_of(made_headers(words), transformers).find("[gptqmodel-experts]"), std::string::npos);
+  }
 }
 
 // ---- programs ----------------------------------------------------------------------------------------------------------
