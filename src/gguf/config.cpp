@@ -132,7 +132,9 @@ int64_t common_window(const model::ModelConfig& config) {
                           [&](int64_t each) { return each == window && (each == 0 || mistral); })) {
     return window;
   }
-  throw Error(ErrorCode::unsupported, "config.json: sliding windows").detail("GGUF cannot say which layers have them");
+  throw Error(ErrorCode::unsupported, "config.json: sliding windows")
+      .detail("GGUF cannot say which layers have them")
+      .hint("llama.cpp could not run it: repack or quantize --to another format, which other programs load");
 }
 
 /// What divides frequencies of Gemma 4's layers without a window: pairs that stand are divided by so much.

@@ -14,7 +14,8 @@ using model::ModelConfig;
 void demand(bool holds, const ModelConfig& config, std::string_view what) {
   if (holds) return;
   throw Error(ErrorCode::unsupported, concat("config.json: ", what))
-      .detail(concat("GGUF's architecture ", config.architecture->gguf, " cannot say it"));
+      .detail(concat("GGUF's architecture ", config.architecture->gguf, " cannot say it"))
+      .hint("llama.cpp could not run it: repack or quantize --to another format, which other programs load");
 }
 
 void set(io::GgufMetadata& metadata, const std::string& key, io::GgufValue value) {
@@ -204,7 +205,8 @@ void demand_gemma_scale(const ModelConfig& config, int64_t largest) {
   const auto width =
       static_cast<double>(config.layers == largest ? config.hidden_size / config.heads : config.head_dim);
   const double found = config.attention.front().scale;
-  demand(std::abs(found * std::sqrt(width) - 1) < 1e-6, config, "query_pre_attn_scalar");
+  demand(std::abs(found * std::sqrt(width) - 1) < 1e-6, config,
+         concat("query_pre_attn_scalar ", std::llround(1 / (found * found)), ", where readers take ", width));
 }
 
 /// `global(layer)`: whether readers let it see everything.

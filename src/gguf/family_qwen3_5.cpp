@@ -13,7 +13,8 @@ using model::ModelConfig;
 
 void write_delta_net(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   const kernels::DeltaShape& delta = config.delta;
-  demand(delta.key_dim == delta.value_dim, config, "linear_value_head_dim that is not linear_key_head_dim");
+  demand(delta.key_dim == delta.value_dim, config,
+         concat("linear_value_head_dim ", delta.value_dim, ", where linear_key_head_dim is ", delta.key_dim));
   const auto first = std::ranges::find(config.delta_layers, false);
   const int64_t interval = first - config.delta_layers.begin() + 1;
   for (int64_t layer = 0; layer < config.layers; ++layer) {

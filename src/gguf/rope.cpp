@@ -66,7 +66,9 @@ io::Json yarn_from_keys(const GgufKeys& keys, std::string_view multiplier) {
 }
 
 [[noreturn]] void refuse(std::string_view what) {
-  throw Error(ErrorCode::unsupported, concat("config.json: ", what)).detail("GGUF metadata cannot say it");
+  throw Error(ErrorCode::unsupported, concat("config.json: ", what))
+      .detail("GGUF metadata cannot say it")
+      .hint("llama.cpp could not run it: repack or quantize --to another format, which other programs load");
 }
 
 void yarn_to_gguf(const model::RopeConfig& rope, const std::string& prefix, io::GgufMetadata& metadata) {
