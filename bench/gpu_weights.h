@@ -1,6 +1,7 @@
 // Weights made on the spot in GPU memory, with random codes and scales, for benchmarks of kernels.
 #pragma once
 
+#include <cstring>
 #include <vector>
 
 #include "core/float_formats.h"
@@ -22,13 +23,15 @@ class RotatingWeight {
     weight_.layout = layout;
     weight_.n = n;
     weight_.k = k;
+    weight_.scale_max = 0.125f;
     const auto codebook = codebook_of(scheme);
     codebook_ = device::DeviceBuffer::copy_of(std::as_bytes(std::span(codebook)), stream);
     weight_.codebook = codebook_.as<float>();
     for (const formats::PlaneSpec& spec : repack::layout_row(layout).planes(scheme, n, k)) {
       if (spec.role != formats::PlaneRole::codes && spec.role != formats::PlaneRole::scales) continue;
       const bool codes = spec.role == formats::PlaneRole::codes;
-      const size_t size = static_cast<size_t>(plane_bytes(spec));
+      const int64_t tile_bytes = (n + 63) / 64 * ((k + 63) / 64) * 8;  // of FP8: kernels/small_float/tile_scales.h
+      const auto size = static_cast<size_t>(!codes && has_tile_scales(scheme) ? tile_bytes : plane_bytes(spec));
       const std::vector<uint8_t> values = codes ? random_codes(size) : random_scales(size, scheme.scale);
       auto& buffers = codes ? codes_ : scales_;
       for (int copy = 0; copy < copies; ++copy) {
@@ -47,6 +50,10 @@ class RotatingWeight {
     return weight;
   }
   int64_t bytes() const noexcept { return bytes_; }
+  /// Whether kernels read two f32 for a tile of 64 × 64 in place of the scheme's own scales: FP8.
+  static bool has_tile_scales(const formats::Scheme& scheme) {
+    return scheme.family == formats::SchemeFamily::small_float && scheme.bits == 8 && scheme.block != 32;
+  }
 
  private:
   static std::vector<float> codebook_of(const formats::Scheme& scheme) {
@@ -70,6 +77,11 @@ class RotatingWeight {
       for (size_t i = 0; i < size; ++i) values[i] = static_cast<uint8_t>(0x10 + random_bits(2, i) % 16);
     } else if (type == formats::ScaleType::e4m4) {
       for (size_t i = 0; i < size; ++i) values[i] = static_cast<uint8_t>(0x40 + random_bits(2, i) % 64);
+    } else if (type == formats::ScaleType::f32) {
+      for (size_t i = 0; i + 3 < size; i += 4) {
+        const auto value = static_cast<float>(0.0078125 + 0.1 * random_uniform(2, i));
+        std::memcpy(values.data() + i, &value, sizeof(value));
+      }
     } else {
       for (size_t i = 0; i + 1 < size; i += 2) {
         const uint16_t half = f16_from_f32(static_cast<float>(0.0078125 + 0.1 * random_uniform(2, i)));

@@ -42,6 +42,7 @@ constexpr Format all_formats[] = {{"kbit2-b32-e4m4", "kbit-fragment", "kbit-tile
                                   {"kbit4-b32-e4m4", "kbit-fragment", "kbit-tile", most_rows},
                                   {"kbit5-b32-e4m4", "kbit-fragment", "kbit-tile", most_rows},
                                   {"nvfp4", "float-fragment", "", most_rows},
+                                  {"fp8-block128", "float-fragment", "", most_rows},
                                   {"int4-g128-f16", "marlin", "", most_rows},
                                   {"int4-g32-f16", "marlin", "", most_rows},
                                   {"int8-g128-f16", "marlin", "", most_rows},
@@ -95,6 +96,7 @@ int64_t weight_bytes(const LayerShape& shape, const Format& format) {
   const formats::Scheme scheme = format.parsed();
   const bool byte = scheme.scale == formats::ScaleType::e4m4 || scheme.scale == formats::ScaleType::e4m3;
   const int scale_bits = byte ? 8 : 16;
+  if (bench::RotatingWeight::has_tile_scales(scheme)) return shape.n * shape.k + shape.n / 64 * (shape.k / 64) * 8;
   return shape.n * shape.k * scheme.bits / 8 + shape.n * shape.k / scheme.block * scale_bits / 8;
 }
 

@@ -124,7 +124,7 @@ def quality_frontier($_):
 
 # What people load, ours beside another program's of the same types (scripts/formats): a row for each format.
 def quality_formats($_):
-  .[0].rows as $rows
+  (.[0].rows | map(select((has("way") | not) and (.by == "w4q" or .by == "llama.cpp")))) as $rows
   | [["format", "bits a weight", "MB in all", "w4q", "llama.cpp", "ratio"]]
     + ($rows | map(.format) | reduce .[] as $format ([]; if index([$format]) then . else . + [$format] end) | map(. as $format
         | ($rows | map(select(.format == $format))) as $own
@@ -132,3 +132,15 @@ def quality_formats($_):
         | def cell: if . == null then "–" else "\(.kl | significant) ± \(.kl_error | significant)" end;
           [$format, ($own[0].bits | fixed(3)), ($own[0].bytes / 1e6 | fixed(2)), ($ours | cell), ($theirs | cell),
            (if $ours == null or $theirs == null then "–" else ($ours.kl / $theirs.kl | fixed(2)) end)])) | table;
+
+# What servers load, by ours and by other programs from the same text (scripts/formats): rows by format and KL, of ours the
+# share of the least of the others.
+def quality_served($_):
+  (.[0].rows | map(select(has("way") or (.by != "w4q" and .by != "llama.cpp")))) as $rows
+  | [["format", "by", "bits a weight", "MB in all", "KL", "beside the best other"]]
+    + ($rows | map(.format) | reduce .[] as $format ([]; if index([$format]) then . else . + [$format] end) | map(. as $format
+        | ($rows | map(select(.format == $format)) | sort_by(-.kl)) as $own
+        | ($own | map(select(.by != "w4q").kl) | min) as $least
+        | $own | map([$format, .by + (if (.way // "") == "" then "" else ", \(.way)" end), (.bits | fixed(3)), (.bytes / 1e6 | fixed(2)),
+                      "\(.kl | significant) ± \(.kl_error | significant)",
+                      (if .by != "w4q" or $least == null then "" else .kl / $least | fixed(2) end)])) | add) | table;

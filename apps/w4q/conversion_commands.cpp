@@ -1,5 +1,8 @@
 #include "conversion_commands.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "checkpoint/dialect/dialect.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -26,6 +29,16 @@ int convert_with(const CommonOptions& common, const OutputOptions& output, const
   return 0;
 }
 
+/// `make`, whose report gets these notes too.
+template <class Make>
+auto noted(const Make& make, const std::vector<std::string>& notes) {
+  return [&make, &notes](const auto& request) {
+    auto report = make(request);
+    report.notes.insert(report.notes.end(), notes.begin(), notes.end());
+    return report;
+  };
+}
+
 int from_gguf(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
   const pipeline::GgufImportRequest request{.input = conversion.input,
                                             .output = output.output,
@@ -42,7 +55,13 @@ int to_gguf(const CommonOptions& common, const OutputOptions& output, const Conv
                                             .to = conversion.to,
                                             .tokenizer = conversion.tokenizer,
                                             .overwrite = output.overwrite};
-  return convert_with(common, output, request, pipeline::plan_gguf_export, pipeline::export_gguf);
+  std::vector<std::string> notes = conversion.notes;
+  if (!conversion.serving.empty()) {
+    std::ranges::move(notes_of(require_served(conversion.serving, conversion.to, pipeline::planned_headers(request))),
+                      std::back_inserter(notes));
+  }
+  return convert_with(common, output, request, noted(pipeline::plan_gguf_export, notes),
+                      noted(pipeline::export_gguf, notes));
 }
 
 pipeline::ConvertRequest convert_request(const OutputOptions& output, const Conversion& conversion, bool allow_lossy) {
@@ -74,22 +93,17 @@ int to_dialect(const CommonOptions& common, const OutputOptions& output, const C
         .hint("--to w4q first");
   }
   const pipeline::ConvertRequest request = convert_request(output, conversion, conversion.allow_lossy);
-  std::vector<std::string> notes;
+  std::vector<std::string> notes = conversion.notes;
   if (!conversion.serving.empty()) {
-    notes = notes_of(require_served(conversion.serving, conversion.to, [&](const std::string& to) {
+    const auto planned = [&](const std::string& to) {
       pipeline::ConvertRequest other = request;
       other.to = to;
       return pipeline::planned_headers(other);
-    }));
-  }
-  const auto noted = [&](auto make) {
-    return [&notes, make](const pipeline::ConvertRequest& wanted) {
-      auto report = make(wanted);
-      report.notes.insert(report.notes.end(), notes.begin(), notes.end());
-      return report;
     };
-  };
-  return convert_with(common, output, request, noted(pipeline::plan_convert), noted(pipeline::convert_model));
+    std::ranges::move(notes_of(require_served(conversion.serving, conversion.to, planned)), std::back_inserter(notes));
+  }
+  return convert_with(common, output, request, noted(pipeline::plan_convert, notes),
+                      noted(pipeline::convert_model, notes));
 }
 
 int decode(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
@@ -116,8 +130,8 @@ void refuse_unused(const ConversionRow& row, const OutputOptions& output, const 
   refuse(!to_file || output.shard_bytes == usual.shard_bytes, "--shard-size", "a GGUF file is one file");
   refuse(!to_file || !output.compress, "--compress", "a GGUF file is written as it is");
   refuse(!gguf || !output.copy_all, "--copy-all", "nothing stands beside a GGUF file");
-  refuse(row.kind == Kind::dialect || conversion.serving.empty(), "--for",
-         "it is asked of dialects' folders; verify --for asks any");
+  refuse(row.kind == Kind::dialect || to_file || conversion.serving.empty(), "--for",
+         "it is asked of dialects' folders and GGUF files; verify --for asks any");
   refuse(row.kind == Kind::dialect || !conversion.no_act_order, "--no-act-order", "it is about dialects' groups");
   refuse(row.kind == Kind::dialect || conversion.activations.empty(), "--activation-scales",
          "it belongs to dialects that tell programs how to quantize activations");
@@ -166,6 +180,20 @@ std::vector<ConversionRow> conversion_table() {
   for (const auto& name : pipeline::gguf_import_targets())
     rows.push_back({name, Kind::from_gguf, "a folder", from_gguf});
   return rows;
+}
+
+std::string served_target(const OutputOptions& output, const Conversion& conversion) {
+  if (names_gguf(conversion.input)) {
+    throw Error(ErrorCode::bad_argument, "--for of a GGUF file belongs to --to")
+        .hint("--to hf16 decodes it; w4q verify FILE.gguf --for asks the file");
+  }
+  if (wants_file(conversion.serving)) return "gguf";
+  const auto request = convert_request(output, conversion, conversion.allow_lossy);
+  return served_dialect(conversion.serving, [&](const std::string& to) {
+    pipeline::ConvertRequest other = request;
+    other.to = to;
+    return pipeline::planned_headers(other);
+  });
 }
 
 int convert(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {

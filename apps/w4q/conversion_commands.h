@@ -18,6 +18,7 @@ struct Conversion {
   bool no_act_order = false;
   ServingArguments serving = {};
   pipeline::ActivationRequest activations = {};  ///< dialects: scales to measure
+  std::vector<std::string> notes = {};           ///< for the report, of dialects and GGUF files
 };
 
 struct ConversionRow {
@@ -29,6 +30,10 @@ struct ConversionRow {
 
 /// In the order in which they are listed.
 std::vector<ConversionRow> conversion_table();
+
+/// What `to` is where --for alone was given: the first that holds the codes and loads in all of its programs. Throws
+/// unsupported where there is none.
+std::string served_target(const OutputOptions& output, const Conversion& conversion);
 
 /// Runs the row for the input and `to`. Throws bad_argument, with the names that there are, when there is none, and for
 /// options that mean nothing to it.

@@ -220,6 +220,68 @@ int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest w
   return 0;
 }
 
+/// The headers of what a plan packs, in a dialect.
+serving::StoredModel planned_as(const QuantizeArguments& options, const pipeline::Plan& plan, const std::string& to) {
+  const auto activations = activations_of(options);
+  const auto* const row = checkpoint::find_dialect(to);
+  if (!activations.empty() && (row == nullptr || row->activation_form == nullptr)) {
+    throw Error(ErrorCode::unsupported, concat("--to ", printable(to), " has no scales of activations"));
+  }
+  return pipeline::planned_headers(plan, options.model, to, activations);
+}
+
+/// Whether nothing that was given says how weights are rounded.
+bool leaves_scheme_open(const QuantizeArguments& options) {
+  const SchemeOptions& parts = options.scheme;
+  return options.method.empty() && options.codebook.empty() && options.recipe.empty() && !options.bnb_compatible &&
+         parts.scheme.empty() && parts.absmax.empty() && parts.residual_bits.empty();
+}
+
+/// Integers of the bits, with the groups, scales and zero points that were asked for; where they were not, groups of 64,
+/// scales of the type that a program computes in, and zero points up to 7 bits (kernels of servers have 8 without).
+/// Behind them small floats, for programs that load no integers.
+std::vector<std::string> served_schemes(const QuantizeArguments& options) {
+  const SchemeOptions& parts = options.scheme;
+  const auto given = [](const CLI::Option* option) { return option->count() > 0; };
+  const io::Json config = io::read_json(std::filesystem::path(options.model) / "config.json");
+  const io::Json& inner = serving::member(config, "text_config");
+  const auto is_brain = [](const io::Json& object) {
+    return serving::text(object, object.contains("dtype") ? "dtype" : "torch_dtype") == "bfloat16";
+  };
+  std::vector<std::string> types{"f16"}, groups{"64", "32"};
+  if (is_brain(config) || is_brain(inner)) types.insert(types.begin(), "bf16");
+  if (given(parts.integer_parts.front())) types = {parts.scale_type};
+  if (given(parts.group_option)) groups = {parts.group};
+  const bool asymmetric = given(parts.asymmetry_flag) ? parts.asymmetric : parts.bits < 8;
+  std::vector<std::string> schemes;
+  for (const auto& group : groups) {
+    for (const auto& type : types) {
+      schemes.push_back(
+          concat("int", parts.bits, group == "row" ? "-" : "-g", group, "-", type, asymmetric ? "-asym" : ""));
+    }
+  }
+  const bool any = !given(parts.integer_parts.front()) && !given(parts.group_option) && !given(parts.asymmetry_flag);
+  if (any && parts.bits == 4) schemes.emplace_back("nvfp4");
+  if (any && parts.bits == 8) schemes.emplace_back("fp8-channel");
+  return schemes;
+}
+
+/// Fills in scheme and --to, as all programs of --for load them, where nothing says how weights are rounded. Returns what
+/// was chosen, as a note.
+std::vector<std::string> choose_scheme(QuantizeArguments& options) {
+  if (options.serving.empty() || !leaves_scheme_open(options)) return {};
+  QuantizeArguments plain = options;  // headers do not depend on how codes are searched
+  plain.quality = {}, plain.allocation = {}, plain.device = "cpu", plain.activation_scales = plain.cache_scales = false;
+  const auto planned = [&](const std::string& scheme, const std::string& to) {
+    plain.scheme.scheme = scheme;
+    return planned_as(options, pipeline::plan_quantize(request(plain)), to);
+  };
+  const auto chosen = served_scheme(options.serving, served_schemes(options), options.to, planned);
+  const bool both = options.to.empty();
+  options.scheme.scheme = chosen.scheme, options.to = chosen.to;
+  return {concat("--for chose --scheme ", chosen.scheme, both ? concat(" --to ", chosen.to) : std::string())};
+}
+
 /// What --for says before the work, as notes of a report. Chooses --to where it was left out. Throws where a program
 /// would not load the output. Where widths are yet to be chosen, they decide.
 std::vector<std::string> serve(QuantizeArguments& options, const pipeline::QuantizeRequest& wanted) {
@@ -227,8 +289,7 @@ std::vector<std::string> serve(QuantizeArguments& options, const pipeline::Quant
   pipeline::QuantizeRequest same = wanted;
   same.allocation.reset();
   const auto plan = pipeline::plan_quantize(same);
-  const io::Json config = io::read_json(std::filesystem::path(options.model) / "config.json");
-  const auto planned = [&](const std::string& to) { return pipeline::planned_headers(plan, config, to); };
+  const auto planned = [&](const std::string& to) { return planned_as(options, plan, to); };
   std::vector<std::string> notes;
   if (options.to.empty()) {
     options.to = served_dialect(options.serving, planned);
@@ -243,20 +304,23 @@ int run(const CLI::App& command, QuantizeArguments options) {
   apply(options.common);
   check(options.output, options.common.quiet);
   check(options.serving);
-  if (names_gguf_target(options.to)) {
-    if (!options.serving.empty()) {
-      throw Error(ErrorCode::bad_argument, "--for belongs to folders").hint("w4q verify FILE.gguf --for asks the file");
-    }
-    return quantize_gguf(command, options.common, options.output, options.quality,
-                         {options.model, options.to, options.device, static_cast<int64_t>(options.allocation.bytes)});
+  const auto file_bytes = static_cast<int64_t>(options.allocation.bytes);
+  std::vector<std::string> notes;
+  if (options.to.empty() && wants_file(options.serving)) {
+    options.to = file_bytes > 0 ? "gguf" : "gguf-q4_k_m";
+    notes.push_back(concat("--for chose --to ", options.to));
   }
-  const auto wanted = request(options);
-  if (!options.to.empty()) {
-    check_dialect(options);
-  } else if (options.activation_scales || options.cache_scales) {
+  if (names_gguf_target(options.to)) {
+    return quantize_gguf(command, options.common, options.output, options.quality,
+                         {options.model, options.to, options.device, file_bytes, options.serving, notes});
+  }
+  if (options.to.empty() && options.serving.empty() && (options.activation_scales || options.cache_scales)) {
     throw Error(ErrorCode::bad_argument, "--activation-scales and --cache-scales belong to --to");
   }
-  const auto notes = serve(options, wanted);
+  notes = choose_scheme(options);
+  const auto wanted = request(options);
+  if (!options.to.empty()) check_dialect(options);
+  std::ranges::move(serve(options, wanted), std::back_inserter(notes));
   if (!options.to.empty() && !options.output.dry_run) return run_to_dialect(options, wanted, notes);
   if (options.output.dry_run) {
     auto plan = pipeline::plan_quantize(wanted);
@@ -324,8 +388,8 @@ void setup_quantize(CLI::App& app, Action& action) {
                            "4 bits; tables learned and errors fed back on a text that the model writes itself"},
                           {"quantize MODEL -o OUT --quality good --calib text.txt --target-bpw 3.5",
                            "3.5 bits a weight on average, each linear its own width, calibrated on your text"},
-                          {"quantize MODEL -o OUT --scheme int4-g64-f16-asym --for vllm,sglang",
-                           "a checkpoint that these programs load, in the words that do; refused where there are none"},
+                          {"quantize MODEL -o OUT --for vllm,sglang --quality good",
+                           "a checkpoint that these programs load; --scheme and --to are chosen where left out"},
                           {"quantize MODEL -o FILE.gguf --to gguf-q4_k_m --quality good",
                            "a file for llama.cpp, with searched scales and errors fed back"},
                           {"quantize MODEL -o OUT --k 3", "3 bits, rounded: no calibration, as fast as the disk"}});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <optional>
 #include <string_view>
 
@@ -14,10 +15,11 @@ namespace w4q::app {
 namespace {
 
 /// What has a meaning for GGUF blocks. Everything else decides on schemes of w4q's own.
-constexpr std::array<std::string_view, 21> meant{
-    "model",       "--output",  "--to",        "--quality",     "--calib",   "--calib-ids", "--chat",
-    "--chat-date", "--samples", "--length",    "--calib-seed",  "--stats",   "--damping",   "--max-memory",
-    "--device",    "--dry-run", "--overwrite", "--target-size", "--threads", "--json",      "--quiet"};
+constexpr std::array<std::string_view, 23> meant{
+    "model",       "--output",      "--to",      "--quality", "--calib",      "--calib-ids",
+    "--chat",      "--chat-date",   "--samples", "--length",  "--calib-seed", "--stats",
+    "--damping",   "--max-memory",  "--device",  "--dry-run", "--for",        "--even-if-refused",
+    "--overwrite", "--target-size", "--threads", "--json",    "--quiet"};
 
 std::string name_of(const CLI::Option& option) {
   return option.get_lnames().empty() ? option.get_name() : "--" + option.get_lnames().front();
@@ -82,7 +84,16 @@ int quantize_gguf(const CLI::App& command, const CommonOptions& common, const Ou
                                             .calibration = calibration(quality, wanted),
                                             .bytes = wanted.bytes,
                                             .overwrite = output.overwrite};
-  const auto report = output.dry_run ? pipeline::plan_gguf_export(request) : pipeline::export_gguf(request);
+  std::vector<std::string> notes = wanted.notes;
+  if (!wanted.serving.empty()) {
+    // Types that are yet to be chosen are K-quants, as those of this mix.
+    pipeline::GgufExportRequest asked = request;
+    if (sized) asked.to = "gguf-q4_k_m";
+    std::ranges::move(notes_of(require_served(wanted.serving, wanted.to, pipeline::planned_headers(asked))),
+                      std::back_inserter(notes));
+  }
+  auto report = output.dry_run ? pipeline::plan_gguf_export(request) : pipeline::export_gguf(request);
+  report.notes.insert(report.notes.end(), notes.begin(), notes.end());
   print(common, schema::conversion, pipeline::to_text(report, detail(common)), pipeline::to_json(report));
   return 0;
 }

@@ -3,15 +3,19 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 #include "common_options.h"
 #include "quality_options.h"
+#include "serving_options.h"
 
 namespace w4q::app {
 
 struct QuantizeGguf {
   std::string model, to, device;
   int64_t bytes = 0;  ///< --target-size
+  ServingArguments serving = {};
+  std::vector<std::string> notes = {};  ///< for the report
 };
 
 /// Whether `to` asks for a GGUF file.

@@ -45,18 +45,29 @@ int run_conversion(const RepackOptions& options) {
     throw Error(ErrorCode::bad_argument, "--device cuda belongs to --target and --layout: --to converts on the CPU")
         .hint("leave out --device");
   }
-  return convert(
-      options.common, options.output,
-      {options.input, options.to, !options.no_tokenizer, options.allow_lossy, options.no_act_order, options.serving,
-       activation_request(options.activation_scales, options.cache_scales, options.calibration)});
+  Conversion conversion{options.input,
+                        options.to,
+                        !options.no_tokenizer,
+                        options.allow_lossy,
+                        options.no_act_order,
+                        options.serving,
+                        activation_request(options.activation_scales, options.cache_scales, options.calibration)};
+  if (conversion.to.empty()) {
+    conversion.to = served_target(options.output, conversion);
+    conversion.notes.push_back(concat("--for chose --to ", conversion.to));
+  }
+  return convert(options.common, options.output, conversion);
 }
 
 int run(const RepackOptions& options) {
   apply(options.common);
   check(options.output, options.common.quiet);
   check(options.serving);
-  if (!options.to.empty()) return run_conversion(options);
-  if (!options.serving.empty()) throw Error(ErrorCode::bad_argument, "--for belongs to --to: no program loads layouts");
+  const bool layout = !options.target.empty() || !options.layout.empty();
+  if (layout && !options.serving.empty()) {
+    throw Error(ErrorCode::bad_argument, "--for belongs to --to: no program loads layouts");
+  }
+  if (!options.to.empty() || !options.serving.empty()) return run_conversion(options);
   if (options.activation_scales || options.cache_scales) {
     throw Error(ErrorCode::bad_argument, "--activation-scales and --cache-scales belong to --to");
   }

@@ -1,6 +1,7 @@
 #include "serving_options.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -10,20 +11,30 @@ namespace {
 
 using Planned = std::function<serving::StoredModel(const std::string& to)>;
 
-/// Those of integer codes that programs load at all, the most read first.
-constexpr const char* loadable[] = {"compressed-tensors", "awq-gemm", "gptq-v1", "gptq-v2"};
+/// Those that programs load at all, the most read first.
+constexpr const char* loadable[] = {"compressed-tensors", "awq-gemm", "gptq-v1", "gptq-v2", "compressed-tensors-float",
+                                    "modelopt",           "fp8",      "gpt-oss", "humming", "bitsandbytes-nf4"};
 
 std::vector<serving::Program> programs_of(const ServingArguments& arguments) {
   return serving::parse_programs(join(arguments.programs, ","));
 }
 
+/// What the programs would say of it in a dialect; nothing where that does not hold these codes.
+std::optional<std::vector<serving::Prediction>> predict_held(const ServingArguments& arguments, const Planned& planned,
+                                                             const std::string& to) {
+  try {
+    return predict(arguments, planned(to));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    return std::nullopt;
+  }
+}
+
 std::vector<std::string> dialects_that_load(const ServingArguments& arguments, const Planned& planned) {
   std::vector<std::string> names;
   for (const char* name : loadable) {
-    try {
-      if (all_load(predict(arguments, planned(name)))) names.emplace_back(name);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::unsupported) throw;  // it does not hold these codes
+    if (const auto predictions = predict_held(arguments, planned, name); predictions && all_load(*predictions)) {
+      names.emplace_back(name);
     }
   }
   return names;
@@ -35,6 +46,34 @@ const serving::Finding* worst(const std::vector<serving::Prediction>& prediction
     if (!prediction.loads() || !prediction.right()) return &prediction.findings.front();
   }
   return nullptr;
+}
+
+/// Why none of them is loaded: what programs say of the first that holds the codes, with their remedy, or that none does.
+Error unserved(const std::string& what, const ServingArguments& arguments, const Planned& planned) {
+  Error error(ErrorCode::unsupported, what);
+  for (const char* name : loadable) {
+    const auto predictions = predict_held(arguments, planned, name);
+    if (!predictions) continue;
+    error.detail(concat("as ", name, ":"));
+    for (const auto& note : notes_of(*predictions)) error.detail(note);
+    const serving::Finding* const first = worst(*predictions);
+    error.hint(concat(first == nullptr || first->remedy.empty() ? "" : first->remedy + "; ",
+                      "w4q list --servers has what each program takes"));
+    return error;
+  }
+  try {
+    planned(loadable[0]);
+  } catch (const Error& why) {
+    error.detail(why.summary());
+  }
+  error.hint("w4q quantize MODEL --for chooses a scheme that loads; w4q list --servers has what each program takes");
+  return error;
+}
+
+Error not_served(const std::string& to, const std::vector<serving::Prediction>& predictions) {
+  Error error(ErrorCode::unsupported, concat("--to ", to, ": would not load in every program of --for"));
+  for (const auto& note : notes_of(predictions)) error.detail(note);
+  return error;
 }
 
 }  // namespace
@@ -84,8 +123,7 @@ std::vector<serving::Prediction> require_served(const ServingArguments& argument
                                                 const Planned& planned) {
   auto predictions = predict(arguments, planned(to));
   if (arguments.anyway || all_load(predictions)) return predictions;
-  Error error(ErrorCode::unsupported, concat("--to ", to, ": would not load in every program of --for"));
-  for (const auto& note : notes_of(predictions)) error.detail(note);
+  Error error = not_served(to, predictions);
   std::vector<std::string> others = dialects_that_load(arguments, planned);
   std::erase(others, to);
   const serving::Finding* const first = worst(predictions);
@@ -95,17 +133,45 @@ std::vector<serving::Prediction> require_served(const ServingArguments& argument
   throw Error(error.hint(concat(remedy, remedy.empty() ? "" : "; ", "--even-if-refused writes it all the same")));
 }
 
+std::vector<serving::Prediction> require_served(const ServingArguments& arguments, const std::string& to,
+                                                const serving::StoredModel& file) {
+  auto predictions = predict(arguments, file);
+  if (arguments.anyway || all_load(predictions)) return predictions;
+  const serving::Finding* const first = worst(predictions);
+  throw Error(not_served(to, predictions)
+                  .hint(concat(first == nullptr || first->remedy.empty() ? "" : first->remedy + "; ",
+                               "--even-if-refused writes it all the same")));
+}
+
+bool wants_file(const ServingArguments& arguments) {
+  if (arguments.empty()) return false;
+  const auto programs = programs_of(arguments);
+  return std::ranges::find(programs, serving::Program::llama_cpp) != programs.end();
+}
+
 std::string served_dialect(const ServingArguments& arguments, const Planned& planned) {
   const auto names = dialects_that_load(arguments, planned);
   if (!names.empty()) return names.front();
-  Error error(ErrorCode::unsupported, "no dialect holds these codes and loads in every program of --for");
-  try {
-    for (const auto& note : notes_of(predict(arguments, planned(loadable[0])))) error.detail(note);
-  } catch (const Error& why) {
-    if (why.code() != ErrorCode::unsupported) throw;
-    error.detail(why.summary());
+  throw unserved("no dialect holds these codes and loads in every program of --for", arguments, planned);
+}
+
+ServedChoice served_scheme(
+    const ServingArguments& arguments, const std::vector<std::string>& schemes, const std::string& to,
+    const std::function<serving::StoredModel(const std::string& scheme, const std::string& to)>& planned) {
+  const auto of = [&](const std::string& scheme) -> Planned {
+    return [&planned, scheme](const std::string& dialect) { return planned(scheme, dialect); };
+  };
+  for (const auto& scheme : schemes) {
+    if (to.empty()) {
+      if (const auto names = dialects_that_load(arguments, of(scheme)); !names.empty()) return {scheme, names.front()};
+    } else if (const auto predictions = predict_held(arguments, of(scheme), to);
+               predictions && all_load(*predictions)) {
+      return {scheme, to};
+    }
   }
-  throw Error(error.hint("--scheme int4-g128-f16 is what all servers load; w4q list --servers has what each takes"));
+  throw unserved(
+      concat("none of ", join(schemes), to.empty() ? "" : concat(" as ", to), " loads in every program of --for"),
+      arguments, of(schemes.front()));
 }
 
 }  // namespace w4q::app

@@ -28,14 +28,29 @@ bool all_load(const std::vector<serving::Prediction>& predictions);
 /// Lines for a report: verdicts and findings.
 std::vector<std::string> notes_of(const std::vector<serving::Prediction>& predictions);
 
+/// Whether one of the programs loads GGUF files and no folders.
+bool wants_file(const ServingArguments& arguments);
+
 /// predict() of what would be written as `to`. Throws unsupported, unless --even-if-refused, where a program does not
-/// load it, with the dialects of `others` that hold the same codes and load in all of them.
+/// load it, with the dialects that hold the same codes and load in all of them.
 std::vector<serving::Prediction> require_served(
     const ServingArguments& arguments, const std::string& to,
     const std::function<serving::StoredModel(const std::string& to)>& planned);
+/// The same of a file, which has no dialects.
+std::vector<serving::Prediction> require_served(const ServingArguments& arguments, const std::string& to,
+                                                const serving::StoredModel& file);
 /// The first dialect that holds the codes and loads in all programs: what --to is where it was left out.
 /// Throws unsupported where there is none.
 std::string served_dialect(const ServingArguments& arguments,
                            const std::function<serving::StoredModel(const std::string& to)>& planned);
+
+struct ServedChoice {
+  std::string scheme, to;
+};
+/// The first of the schemes that a dialect, of all or the given one, holds and all programs load. Throws unsupported
+/// where there is none.
+ServedChoice served_scheme(
+    const ServingArguments& arguments, const std::vector<std::string>& schemes, const std::string& to,
+    const std::function<serving::StoredModel(const std::string& scheme, const std::string& to)>& planned);
 
 }  // namespace w4q::app

@@ -18,6 +18,10 @@ void demand(bool holds, const ModelConfig& config, std::string_view what) {
       .hint("llama.cpp could not run it: repack or quantize --to another format, which other programs load");
 }
 
+void demand_own_head(const ModelConfig& config) {
+  demand(!config.tied_embeddings, config, "a head that is the embedding table");
+}
+
 void set(io::GgufMetadata& metadata, const std::string& key, io::GgufValue value) {
   const auto found = std::ranges::find(metadata, key, &io::GgufEntry::key);
   if (found == metadata.end()) {
@@ -100,6 +104,7 @@ void read_qwen2_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& co
 void write_olmoe(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   write_mixture(config, prefix, false, 0, metadata);
   demand(config.kv_heads == config.heads, config, "fewer key than query heads");
+  demand_own_head(config);
 }
 
 void read_olmoe(const io::GgufFile&, const GgufKeys& keys, io::Json& config) { read_experts(keys, false, config); }
@@ -145,6 +150,7 @@ void read_glm4_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& con
 }
 
 void write_minimax_m2(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  demand_own_head(config);
   write_mixture(config, prefix, true, 0, metadata);
   write_expert_size(config, prefix, metadata);
   metadata.push_back({prefix + "expert_gating_func", sigmoid_gating});

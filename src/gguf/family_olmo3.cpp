@@ -16,7 +16,7 @@ constexpr int64_t interval = 4;
 }  // namespace
 
 void write_olmo2(const ModelConfig& config, const std::string&, io::GgufMetadata&) {
-  demand(!config.tied_embeddings, config, "a head that is the embedding table");
+  demand_own_head(config);
   demand(config.head_dim * config.heads == config.hidden_size, config, "head_dim that is not hidden_size over heads");
 }
 

@@ -11,6 +11,8 @@ namespace w4q::gguf {
 
 /// Readers of the architecture assume this, whatever a file could say: throws unsupported with `what` unless it holds.
 void demand(bool holds, const model::ModelConfig& config, std::string_view what);
+/// Readers load no file of it whose head is the embedding table.
+void demand_own_head(const model::ModelConfig& config);
 /// `value` under this key, in the place of the one that is there.
 void set(io::GgufMetadata& metadata, const std::string& key, io::GgufValue value);
 

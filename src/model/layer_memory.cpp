@@ -100,6 +100,12 @@ LayerMemory WalkMemories::layer(int64_t index, int64_t sequence) {
   return result;
 }
 
+void WalkMemories::swap_from(int64_t first, WalkMemories& other) noexcept {
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    if (kept_[i].layer >= first) std::swap(kept_[i], other.kept_[i]);
+  }
+}
+
 int64_t WalkMemories::kept_bytes(const ModelConfig& config, int64_t sequences, int64_t capacity) {
   int64_t width = 0;
   for (const int64_t layer : sources(config)) {

@@ -51,6 +51,8 @@ class WalkMemories {
   WalkMemories(const ModelConfig& config, int64_t sequences, int64_t capacity);
 
   LayerMemory layer(int64_t index, int64_t sequence);
+  /// Exchanges the keys and values that layers from `first` on keep for later ones. Both are of one model.
+  void swap_from(int64_t first, WalkMemories& other) noexcept;
   /// Of keys and values that later layers read.
   static int64_t kept_bytes(const ModelConfig& config, int64_t sequences, int64_t capacity);
 

@@ -163,13 +163,11 @@ class Job {
     file.check_model(model_identity(source_.folder.tensors));
     const auto windows = file.load_windows();
     sensitivities_ = file.load_sensitivities();
-    if (windows.samples == 0 || !can_measure_mixes(config_)) {
+    if (windows.samples == 0) {
       quantize_widths(file, nullptr);
       return choose_by_errors(
-          windows.samples == 0
-              ? "the statistics keep no text to measure predictions on (w4q calibrate --sensitivity "
-                "does): bits were chosen by summed errors of outputs"
-              : "layers of this model know of one another: bits were chosen by summed errors of outputs");
+          "the statistics keep no text to measure predictions on (w4q calibrate --sensitivity "
+          "does): bits were chosen by summed errors of outputs");
     }
     keep_near_widths();
     const SharedPartial folder(ranks_, beside(request_));

@@ -138,10 +138,10 @@ class LayerJob {
 
   /// Whether scales are searched for a group. Of an expert that was sent fewer rows than it has channels many of these
   /// hardly spoke: small scales cost nothing on those rows, and what they divide afterwards ruins the weights.
-  bool searches_scales(size_t group) const {
-    const bool scarce = groups_[group].expert && statistics(group).count < groups_[group].width;
-    return targets_[group].kind != Kind::none && !scarce;
-  }
+  /// An expert that was sent fewer tokens than it has input channels: they say little.
+  bool is_scarce(size_t group) const { return groups_[group].expert && statistics(group).count < groups_[group].width; }
+
+  bool searches_scales(size_t group) const { return targets_[group].kind != Kind::none && !is_scarce(group); }
 
   std::vector<std::string> packed_linears(size_t group) const {
     std::vector<std::string> result;
@@ -228,8 +228,8 @@ class LayerJob {
     const auto tables = tables_on_gpu(group, names);
     std::vector<LayerCuda::Wanted> wanted;
     for (size_t i = 0; i < names.size(); ++i) {
-      wanted.push_back(
-          {i, with_shared_table(options_, tables, *scheme_of_(names[i])), divisors(names[i]), output_costs(names[i])});
+      wanted.push_back({i, with_shared_table(options_, tables, *scheme_of_(names[i])), divisors(names[i]),
+                        output_costs(group, names[i])});
     }
     std::vector<CalibratedLinear> linears(names.size());
     std::vector<Values> weights(names.size());
@@ -412,6 +412,12 @@ class LayerJob {
     return found == packing_.residual.end() ? std::span<const quantize::Pass>{} : std::span(found->second);
   }
 
+  int bits_of_passes(const std::string& name) const {
+    int bits = scheme_of_(name)->bits;
+    for (const quantize::Pass& pass : further_passes(name)) bits += pass.scheme.bits;
+    return bits;
+  }
+
   std::span<const float> divisors(const std::string& name) const {
     const auto* rows = row_scales(name);
     return rows == nullptr ? std::span<const float>{} : std::span(*rows);
@@ -431,7 +437,7 @@ class LayerJob {
     work.packed.linear.name = name;
     work.packed.linear.source_dtype = work.rest.dtype;
     Values& weight = work.rest;
-    passes.aim(weight.matrix(), scheme);
+    passes.aim(weight.matrix(), scheme, bits_of_passes(name));
     const auto* rows = row_scales(name);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
     Values clipped{weight.name, weight.dtype, weight.shape, {}};
@@ -442,15 +448,15 @@ class LayerJob {
       if (rows != nullptr) model::divide_rows(clipped.matrix(), *rows);
     }
     if (rows != nullptr) model::divide_rows(weight.matrix(), *rows);
-    take_costs(work, rows);
+    take_costs(group, work, rows);
     passes.add_first(work, scheme, clipped.values.empty() ? weight : clipped);
     work.packed.seconds = watch.seconds();
     return work;
   }
 
   /// Outputs that were divided by scales cost their squares more.
-  void take_costs(PassWork& work, const std::vector<float>* rows) const {
-    const auto triangle = output_costs(work.name);
+  void take_costs(size_t group, PassWork& work, const std::vector<float>* rows) const {
+    const auto triangle = output_costs(group, work.name);
     if (triangle.empty()) return;
     const int64_t n = work.rest.shape[0];
     work.output_costs = quantize::expand_triangle(triangle, n);
@@ -463,7 +469,8 @@ class LayerJob {
   }
 
   /// The upper triangle, before outputs were divided; empty where none are known.
-  std::span<const float> output_costs(const std::string& name) const {
+  std::span<const float> output_costs(size_t group, const std::string& name) const {
+    if (is_scarce(group)) return {};
     const auto found = sources_.costs.find(name);
     return found == sources_.costs.end() ? std::span<const float>{} : found->second;
   }

@@ -225,7 +225,8 @@ std::string describe(const ExpertCounts& experts) {
   if (experts.idle + experts.scarce == 0) return {};
   return concat("of ", experts.all, " experts ", experts.idle,
                 " were sent no token of the calibration text and are rounded as they are, ", experts.scarce,
-                " fewer than they have input channels, which leaves out scales of these; give more text");
+                " fewer than they have input channels, which leaves out scales of these, and costs of their outputs; "
+                "give more text");
 }
 
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,

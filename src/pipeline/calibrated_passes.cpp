@@ -54,10 +54,11 @@ void CalibratedPasses::turn(const formats::InputRotation& rotation) {
   rotation_ = rotation;
 }
 
-void CalibratedPasses::aim(MatrixView<float> weight, const formats::Scheme& scheme) {
+void CalibratedPasses::aim(MatrixView<float> weight, const formats::Scheme& scheme, int bits) {
   if (drift_.rows == 0) return;
   const double mean = quantize::mean_diagonal(diagonal(gram_), group_);
-  quantize::follow_inputs(weight, drift_, factor(quantize::feedback_block(scheme, weight.cols)), mean);
+  quantize::follow_inputs(weight, drift_, factor(quantize::feedback_block(scheme, weight.cols)), mean,
+                          quantize::move_limit(bits));
 }
 
 void CalibratedPasses::add_first(PassWork& work, const formats::Scheme& scheme, const Values& weight) {

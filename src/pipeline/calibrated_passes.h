@@ -36,9 +36,9 @@ class CalibratedPasses {
   /// From now on weights follow their inputs (quantize/asymmetric.h): `drift` [k, k] is that of the inputs and is
   /// turned as the Gram matrix is; it must outlive this.
   void follow(MatrixView<float> drift) { drift_ = drift; }
-  /// The target for `weight`, in the present basis, which will be packed as `scheme`; the weight itself where nothing
-  /// is followed.
-  void aim(MatrixView<float> weight, const formats::Scheme& scheme);
+  /// The target for `weight`, in the present basis, whose first pass will be `scheme` and whose passes have `bits` in
+  /// all; the weight itself where nothing is followed.
+  void aim(MatrixView<float> weight, const formats::Scheme& scheme, int bits);
   /// Goes over to the basis of a rotation.
   void turn(const formats::InputRotation& rotation);
   /// In the present basis.

@@ -28,7 +28,10 @@ formats::RecastProof compare(const PackedWeight& a, const PackedWeight& b) {
   }
   formats::RecastProof proof;
   proof.codes = a.n * a.k;
-  if (formats::bytes_equal(a, b)) proof.codes_equal = proof.codes;
+  for (const auto& plane : a.planes) {
+    if (plane.spec.role == formats::PlaneRole::scales) proof.scales += element_count(plane.spec.shape);
+  }
+  if (formats::bytes_equal(a, b)) proof.codes_equal = proof.codes, proof.scales_equal = proof.scales;
   return proof;
 }
 

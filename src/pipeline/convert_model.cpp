@@ -223,26 +223,29 @@ std::optional<ScaleTensor> input_scale(const checkpoint::ActivationForm& form, c
                      .divides = float4 && form.float4_divides};
 }
 
-void plan_activations(ConvertPlan& plan, const std::filesystem::path& input) {
-  if (plan.activations.empty()) return;
-  const auto* form = plan.dialect == nullptr ? nullptr : plan.dialect->activation_form;
+std::vector<ScaleTensor> plan_activations(const checkpoint::DialectRow* dialect, const ActivationRequest& wanted,
+                                          const std::vector<LinearPlan>& linears, const std::filesystem::path& model) {
+  std::vector<ScaleTensor> scales;
+  if (wanted.empty()) return scales;
+  const auto* form = dialect == nullptr ? nullptr : dialect->activation_form;
   if (form == nullptr) {
-    throw Error(ErrorCode::bad_argument, concat("--to ", plan.dialect == nullptr ? own_dialect : plan.dialect->name,
-                                                " has no scales of activations"))
+    throw Error(ErrorCode::bad_argument,
+                concat("--to ", dialect == nullptr ? own_dialect : dialect->name, " has no scales of activations"))
         .hint("compressed-tensors-float and modelopt have; leave out --activation-scales and --cache-scales");
   }
-  if (plan.activations.inputs) {
-    for (const auto& linear : plan.linears) {
-      if (auto scale = input_scale(*form, linear)) plan.scales.push_back(std::move(*scale));
+  if (wanted.inputs) {
+    for (const auto& linear : linears) {
+      if (auto scale = input_scale(*form, linear)) scales.push_back(std::move(*scale));
     }
   }
-  if (!plan.activations.cache) return;
-  for (const auto& path : cached_attentions(model::open_model(input).config)) {
+  if (!wanted.cache) return scales;
+  for (const auto& path : cached_attentions(model::open_model(model).config)) {
     using Of = ScaleTensor::Of;
     for (const auto& [of, end] : {std::pair{Of::keys, form->keys}, {Of::values, form->values}}) {
-      plan.scales.push_back({of, path, {concat(path, end), DType::f32, form->shape}, largest_float8});
+      scales.push_back({of, path, {concat(path, end), DType::f32, form->shape}, largest_float8});
     }
   }
+  return scales;
 }
 
 ConvertPlan make_plan(const ConvertRequest& request) {
@@ -259,13 +262,13 @@ ConvertPlan make_plan(const ConvertRequest& request) {
     }
   }
   plan_carried(plan);
-  plan_activations(plan, request.input);
+  plan.scales = plan_activations(plan.dialect, plan.activations, plan.linears, request.input);
   return plan;
 }
 
 /// What config.json says of the output.
 io::Json describe(const checkpoint::DialectRow& dialect, const std::vector<LinearPlan>& plans,
-                  const std::vector<std::string>& kept) {
+                  const std::vector<std::string>& kept, const ActivationRequest& activations) {
   std::vector<checkpoint::DialectLinear> linears;
   for (const auto& linear : plans) {
     const auto& from = linear.from->passes.front().scheme;
@@ -275,14 +278,12 @@ io::Json describe(const checkpoint::DialectRow& dialect, const std::vector<Linea
   }
   io::Json json = dialect.describe(linears, kept);
   json[conversion_mark] = own_dialect;
+  if (!activations.empty()) dialect.activation_form->state(json, activations.inputs, activations.cache);
   return json;
 }
 
 io::Json describe(const ConvertPlan& plan) {
-  io::Json json = describe(*plan.dialect, plan.linears, plan.kept);
-  const auto& wanted = plan.activations;
-  if (!wanted.empty()) plan.dialect->activation_form->state(json, wanted.inputs, wanted.cache);
-  return json;
+  return describe(*plan.dialect, plan.linears, plan.kept, plan.activations);
 }
 
 checkpoint::QuantizationConfig own_quantization(const ConvertPlan& plan) {
@@ -552,8 +553,11 @@ serving::StoredModel planned_headers(const ConvertRequest& request) {
   return serving::StoredModel::planned(std::move(config), planned_tensors(plan));
 }
 
-serving::StoredModel planned_headers(const Plan& plan, io::Json config, const std::string& to) {
+serving::StoredModel planned_headers(const Plan& plan, const std::filesystem::path& model, const std::string& to,
+                                     const ActivationRequest& activations) {
+  io::Json config = io::read_json(model / "config.json");
   const checkpoint::DialectRow* const row = find_target(to);
+  const LinearWishes wishes{.scales_inputs = activations.inputs};
   std::vector<PackedLinearInfo> packed;
   std::vector<io::TensorInfo> others;
   std::vector<io::PlannedTensor> tensors;
@@ -571,12 +575,13 @@ serving::StoredModel planned_headers(const Plan& plan, io::Json config, const st
     if (row == nullptr) {
       linears.push_back(plan_own(info));
     } else {
-      plan_linear(info, halves, *row, {}, linears);
+      plan_linear(info, halves, *row, wishes, linears);
     }
   }
   std::ranges::move(planned_linears(linears), std::back_inserter(tensors));
-  config["quantization_config"] =
-      row == nullptr ? io::Json{{"quant_method", own_dialect}} : describe(*row, linears, kept_linears(others));
+  for (auto& scale : plan_activations(row, activations, linears, model)) tensors.push_back(std::move(scale.tensor));
+  config["quantization_config"] = row == nullptr ? io::Json{{"quant_method", own_dialect}}
+                                                 : describe(*row, linears, kept_linears(others), activations);
   return serving::StoredModel::planned(std::move(config), tensors);
 }
 

@@ -66,9 +66,10 @@ ConvertReport plan_convert(const ConvertRequest& request);
 
 /// The headers and config.json that convert_model would leave, for whoever asks what loads them.
 serving::StoredModel planned_headers(const ConvertRequest& request);
-/// The same of what a plan packs, converted to `to`; `config` is the model's config.json. Throws as convert_model would
-/// for what shapes and schemes alone tell.
-serving::StoredModel planned_headers(const Plan& plan, io::Json config, const std::string& to);
+/// The same of what a plan packs of the model in a folder, converted to `to` with scales of activations as they are asked
+/// for. Throws as convert_model would for what shapes and schemes alone tell.
+serving::StoredModel planned_headers(const Plan& plan, const std::filesystem::path& model, const std::string& to,
+                                     const ActivationRequest& activations = {});
 
 /// Throws bad_argument for an unknown `to`, bad_file for a damaged input, unsupported naming the linear and what would
 /// be lost, internal when the proof fails.

@@ -39,7 +39,7 @@ class Chooser {
     for (size_t i = 0; i < plan.tensors.size(); ++i) {
       if (plan.tensors[i].parameter.shape.size() < 2) continue;
       const auto module = model::module_path(plan.tensors[i].parameter.name);
-      if (!model::find_linear(config_, module)) continue;
+      if (!model::find_linear(config_, module) || !has_types(plan.tensors[i].parameter.shape[1])) continue;
       const bool follows = !items_.empty() && plan.tensors[i].name() == plan.tensors[items_.back().front()].name();
       if (!follows) items_.emplace_back();
       items_.back().push_back(i);
@@ -55,8 +55,7 @@ class Chooser {
           .hint("w4q calibrate --sensitivity keeps some; or --calib instead of --stats");
     }
     if (!can_measure_mixes(config_)) {
-      throw Error(ErrorCode::unsupported,
-                  "layers of this model know of one another: mixes of types cannot be measured");
+      throw Error(ErrorCode::unsupported, "w4q does not know this architecture: mixes of types cannot be measured");
     }
     set_tables();
     set_choices();
@@ -67,6 +66,11 @@ class Chooser {
   }
 
  private:
+  /// Whether rows of k weights are blocks of some type for each of the ladder; others stay as they are.
+  static bool has_types(int64_t k) {
+    return std::ranges::all_of(
+        ladder, [&](GgmlType type) { return formats::find_gguf_form(gguf_type_for_rows(type, k)) != nullptr; });
+  }
   const Shape& shape(size_t at) const { return plan_.tensors[at].parameter.shape; }
   std::string module(size_t at) const { return std::string(model::module_path(plan_.tensors[at].parameter.name)); }
 
@@ -197,7 +201,11 @@ class Chooser {
   void take(const MixChoice& found, const CalibrationWindows& windows) {
     std::map<GgmlType, int64_t> counts;
     for (size_t item = 0; item < items_.size(); ++item) {
-      for (const size_t at : items_[item]) set_type(plan_.tensors[at], choices_[found.mix[item]]);
+      for (const size_t at : items_[item]) {
+        set_type(plan_.tensors[at], choices_[found.mix[item]]);
+        const std::string said = plan_.tensors[at].parameter.name + ": rows of ";  // of the types before the choice
+        std::erase_if(plan_.notes, [&](const std::string& note) { return note.starts_with(said); });
+      }
       ++counts[plan_.tensors[items_[item].front()].type];
     }
     std::vector<std::string> words;

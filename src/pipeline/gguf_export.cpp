@@ -186,6 +186,13 @@ void commit(io::GgufWriter& writer, const ExportPlan& plan, const std::filesyste
 
 ConversionReport plan_gguf_export(const GgufExportRequest& request) { return make_report(*plan_export(request)); }
 
+serving::StoredModel planned_headers(const GgufExportRequest& request) {
+  GgufExportRequest uncalibrated = request;
+  uncalibrated.calibration.reset(), uncalibrated.bytes = 0;
+  const auto plan = plan_export(uncalibrated);
+  return serving::StoredModel::planned(io::layout_gguf(planned_tensors(*plan), plan->metadata));
+}
+
 ConversionReport export_gguf(const GgufExportRequest& request) {
   const Stopwatch watch;
   io::check_writable(request.output, request.overwrite, {request.input});  // before work that may take long

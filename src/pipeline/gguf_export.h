@@ -8,6 +8,7 @@
 
 #include "pipeline/gguf_calibration.h"
 #include "pipeline/gguf_rows.h"
+#include "serving/stored_model.h"
 
 namespace w4q::pipeline {
 
@@ -27,6 +28,9 @@ struct GgufExportRequest {
 
 /// What export_gguf would do; writes nothing.
 ConversionReport plan_gguf_export(const GgufExportRequest& request);
+
+/// The header that export_gguf would leave, for whoever asks what loads it; without calibration, so not of a size.
+serving::StoredModel planned_headers(const GgufExportRequest& request);
 
 /// Throws bad_argument for an unknown `to`, bad_file for a damaged or incomplete checkpoint, unsupported, with the
 /// reason, for what the format cannot say.

@@ -22,10 +22,7 @@ CalibrationWindows mix_windows(const CalibrationWindows& windows) {
   return thinned(windows, most_windows, most_tokens);
 }
 
-bool can_measure_mixes(const model::ModelConfig& config) {
-  return config.architecture != nullptr && config.layer_embedding_size == 0 &&
-         std::ranges::none_of(config.attention, [](const auto& layer) { return layer.keys_of.has_value(); });
-}
+bool can_measure_mixes(const model::ModelConfig& config) { return config.architecture != nullptr; }
 
 MixMeter::MixMeter(const model::OpenedModel& model, const CalibrationWindows& windows,
                    const std::vector<MixItem>& items, const WidthStore& store, std::function<void()> on_run,
@@ -39,8 +36,9 @@ MixMeter::MixMeter(const model::OpenedModel& model, const CalibrationWindows& wi
       ranks_(*ranks),
       meter_(model),
       decoder_(config_),
-      memories_(model::LayerMemories::one_at_a_time(config_, windows.length)) {
-  ensure(can_measure_mixes(config_), "MixMeter: layers that know of one another");
+      memories_(config_, windows.samples, windows.length),
+      tried_memories_(config_, windows.samples, windows.length) {
+  ensure(can_measure_mixes(config_), "MixMeter: a model that is not decoded");
   decoder_.set_positions(0, windows.length);
   const auto states = static_cast<size_t>(config_.layers) + 1;
   states_.resize(states);
@@ -50,20 +48,31 @@ MixMeter::MixMeter(const model::OpenedModel& model, const CalibrationWindows& wi
     for (const auto& other : items_[i].others) index_.emplace(other, i);
     accepted_.push_back(items_[i].widths);
   }
-  const auto embeddings = model::load_embeddings(model_);
-  states_[0].resize(static_cast<size_t>(tokens() * config_.hidden_size));
-  for (int64_t w = 0; w < windows_.samples; ++w) {
-    float* first = states_[0].data() + w * windows_.length * config_.hidden_size;
-    model::embed(config_, embeddings, windows_.window(w), {first, windows_.length, config_.hidden_size});
-  }
+  embed();
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
     const auto at = static_cast<size_t>(layer);
     states_[at + 1] = states_[at];
-    run(load(layer, accepted_), layer, states_[at + 1]);
+    run(load(layer, accepted_), layer, 0, states_[at + 1]);
   }
+  memories_.swap_from(0, tried_memories_);
   expected_ = states_.back();
   measured_ = accepted_;
   tried_from_ = config_.layers;
+}
+
+/// Hidden states 0, and what layers add of their own, which follows from these.
+void MixMeter::embed() {
+  const auto embeddings = model::load_embeddings(model_);
+  const auto own = model::load_layer_embeddings(model_);
+  states_[0].resize(static_cast<size_t>(tokens() * config_.hidden_size));
+  for (int64_t w = 0; w < windows_.samples; ++w) {
+    float* first = states_[0].data() + w * windows_.length * config_.hidden_size;
+    const MatrixView<float> hidden(first, windows_.length, config_.hidden_size);
+    model::embed(config_, embeddings, windows_.window(w), hidden);
+    if (!own) continue;
+    own_.emplace_back(static_cast<size_t>(windows_.length * own->table.k));
+    model::embed_layers(config_, *own, windows_.window(w), hidden, {own_.back().data(), windows_.length, own->table.k});
+  }
 }
 
 model::LayerWeights MixMeter::load(int64_t layer, const Mix& mix) const {
@@ -76,11 +85,21 @@ model::LayerWeights MixMeter::load(int64_t layer, const Mix& mix) const {
   return weights;
 }
 
-void MixMeter::run(const model::LayerWeights& weights, int64_t layer, Stream& stream) {
-  const auto memory = memories_.layer(layer);
+/// Keys and values of layers before the walk are those of the accepted mix.
+model::LayerMemory MixMeter::memory(int64_t layer, int64_t window, int64_t from) {
+  const int64_t source = config_.has_delta_net(layer) ? layer : config_.attention_of(layer).keys_of.value_or(layer);
+  return (source < from ? memories_ : tried_memories_).layer(layer, window);
+}
+
+void MixMeter::run(const model::LayerWeights& weights, int64_t layer, int64_t from, Stream& stream) {
   const int64_t size = windows_.length * config_.hidden_size;
   for (int64_t w = 0; w < windows_.samples; ++w) {
-    decoder_.run(weights, memory, {stream.data() + w * size, windows_.length, config_.hidden_size});
+    if (!own_.empty()) {
+      const auto& own = own_[static_cast<size_t>(w)];
+      const auto width = static_cast<int64_t>(own.size()) / windows_.length;
+      decoder_.set_layer_embeddings({own.data(), windows_.length, width});
+    }
+    decoder_.run(weights, memory(layer, w, from), {stream.data() + w * size, windows_.length, config_.hidden_size});
     check_interrupt();
   }
   if (on_run_) on_run_();
@@ -113,7 +132,7 @@ double MixMeter::measure(const Mix& mix) {
   for (int64_t layer = tried_from_; layer < config_.layers; ++layer) {
     Stream& next = tried_[static_cast<size_t>(layer) + 1];
     next = *before;
-    run(load(layer, mix), layer, next);
+    run(load(layer, mix), layer, tried_from_, next);
     before = &next;
   }
   measured_ = mix;
@@ -126,6 +145,7 @@ void MixMeter::accept() {
   for (auto layer = static_cast<size_t>(tried_from_) + 1; layer < states_.size(); ++layer) {
     std::swap(states_[layer], tried_[layer]);
   }
+  memories_.swap_from(tried_from_, tried_memories_);
   tried_from_ = config_.layers;
   accepted_ = measured_;
   accepted_divergence_ = divergence_;
@@ -164,12 +184,12 @@ std::vector<double> MixMeter::divergences(int64_t layer, std::span<const Change>
     const auto& item = items_[changes[i].item];
     const auto accepted = weights.linears;
     exchange(item, changes[i].choice, plain, weights);
-    run(weights, layer, streams[i]);
+    run(weights, layer, layer, streams[i]);
     weights.linears = accepted;
   }
   for (int64_t next = layer + 1; next < config_.layers; ++next) {
     const auto later = load(next, accepted_);
-    for (auto& stream : streams) run(later, next, stream);
+    for (auto& stream : streams) run(later, next, layer, stream);
   }
   std::vector<const Stream*> found;
   for (const auto& stream : streams) found.push_back(&stream);
@@ -178,7 +198,9 @@ std::vector<double> MixMeter::divergences(int64_t layer, std::span<const Change>
 
 std::vector<std::vector<double>> MixMeter::effects() {
   const int64_t bytes = tokens() * config_.hidden_size * static_cast<int64_t>(sizeof(float));
-  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, most_stream_bytes / bytes));
+  const bool shares =
+      std::ranges::any_of(config_.attention, [](const auto& layer) { return layer.keys_of.has_value(); });
+  const auto at_once = shares ? 1 : static_cast<size_t>(std::max<int64_t>(1, most_stream_bytes / bytes));
   const auto all = changes();
   std::vector<double> values(all.size());
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
@@ -214,8 +236,10 @@ int64_t MixMeter::memory(const model::OpenedModel& model, const CalibrationWindo
     changes = std::max(changes, static_cast<int64_t>(3 * linears.size()));
   }
   const int64_t at_once = std::min(changes * stream, std::max(stream, most_stream_bytes));
-  return base_memory + (2 * config.layers + 3) * stream + at_once + largest * static_cast<int64_t>(sizeof(float)) +
-         model.folder.tensors.total_bytes();
+  const int64_t own = windows.samples * windows.length * config.layers * config.layer_embedding_size * 4;
+  const int64_t keys = 2 * model::WalkMemories::kept_bytes(config, windows.samples, windows.length);
+  return base_memory + (2 * config.layers + 3) * stream + at_once + own + keys +
+         largest * static_cast<int64_t>(sizeof(float)) + model.folder.tensors.total_bytes();
 }
 
 int64_t MixMeter::effect_runs(const model::ModelConfig& config, const std::vector<MixItem>& items) {

@@ -36,11 +36,12 @@ using Mix = std::vector<size_t>;
 /// Windows that are enough for it, spread evenly over those of the calibration: 8 of at most 256 tokens.
 CalibrationWindows mix_windows(const CalibrationWindows& windows);
 
-/// Whether mixes of this model can be measured: its layers remember nothing of one another.
+/// Whether mixes of this model can be measured: it is one that w4q decodes.
 bool can_measure_mixes(const model::ModelConfig& config);
 
-/// Runs on the CPU, and holds one layer's weights in fp32 and hidden states [tokens, hidden] of all layers, twice. All
-/// ranks make the same calls and get the same numbers: they share effects, and each measures mixes by itself.
+/// Runs on the CPU, and holds one layer's weights in fp32 and hidden states [tokens, hidden] of all layers, twice; of layers
+/// whose keys and values later ones read these, twice, and what layers add of their own. All ranks make the same calls and
+/// get the same numbers: they share effects, and each measures mixes by itself.
 class MixMeter {
  public:
   /// Everything must outlive it. Items stand in model order; `on_run` is called after each run of a layer over all
@@ -56,7 +57,8 @@ class MixMeter {
   const Mix& accepted() const noexcept { return accepted_; }
 
   /// Of every choice of every item nats per token with that choice alone changed in the accepted mix; its own has the
-  /// mix's. As many streams of hidden states as fit into 1 GiB, at least one, go through the layers at once.
+  /// mix's. As many streams of hidden states as fit into 1 GiB, at least one, go through the layers at once; one where
+  /// layers read others' keys.
   std::vector<std::vector<double>> effects();
   /// Bytes that it takes, effects() included.
   static int64_t memory(const model::OpenedModel& model, const CalibrationWindows& windows);
@@ -74,7 +76,10 @@ class MixMeter {
   model::LayerWeights load(int64_t layer, const Mix& mix) const;
   void exchange(const MixItem& item, size_t choice, const model::LayerWeights& plain,
                 model::LayerWeights& weights) const;
-  void run(const model::LayerWeights& weights, int64_t layer, Stream& stream);
+  void embed();
+  model::LayerMemory memory(int64_t layer, int64_t window, int64_t from);
+  /// Of a walk that began with layer `from`.
+  void run(const model::LayerWeights& weights, int64_t layer, int64_t from, Stream& stream);
   std::vector<double> per_token(std::span<const Stream* const> streams) const;
   int64_t first_difference(const Mix& mix) const;
   std::vector<Change> changes() const;
@@ -89,7 +94,8 @@ class MixMeter {
   ranks::Ranks& ranks_;
   const DivergenceMeter meter_;
   model::LayerDecoder decoder_;
-  model::LayerMemories memories_;
+  model::WalkMemories memories_, tried_memories_;     // of the accepted mix, and of the walk that was made last
+  std::vector<Stream> own_;                           // of each window what its layers add of their own
   std::map<std::string, size_t, std::less<>> index_;  // of items by module
   Stream expected_;                                   // behind the last layer of the 16-bit model
   std::vector<Stream> states_, tried_;                // before each layer, and behind the last one

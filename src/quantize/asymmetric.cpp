@@ -1,6 +1,7 @@
 #include "quantize/asymmetric.h"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "core/error.h"
@@ -85,6 +86,21 @@ class Solver {
   std::vector<float> products_;
 };
 
+/// What of a row's move, which stands by positions of `order`, may be made.
+float part_of_move(const float* row, std::span<const float> move, std::span<const int32_t> order,
+                   const MoveLimit& limit) {
+  double own = 0, size = 0, along = 0;
+  for (size_t p = 0; p < move.size(); ++p) {
+    const double value = row[order[p]], step = move[p];
+    own += value * value, size += step * step, along += value * step;
+  }
+  double part = 1;
+  if (size > limit.size * own) part = std::sqrt(limit.size * own / size);
+  if (along * part > limit.growth * own) part = limit.growth * own / along;
+  if (-along * part > limit.loss * own) part = limit.loss * own / -along;
+  return static_cast<float>(part);
+}
+
 }  // namespace
 
 InputPair make_input_pair(int64_t width) {
@@ -109,7 +125,8 @@ std::vector<float> mean_drift(const InputPair& pair) {
   return result;
 }
 
-void follow_inputs(MatrixView<float> weight, MatrixView<const float> drift, const ErrorFactor& factor, double mean) {
+void follow_inputs(MatrixView<float> weight, MatrixView<const float> drift, const ErrorFactor& factor, double mean,
+                   const MoveLimit& limit) {
   const int64_t k = weight.cols;
   ensure(drift.rows == k && drift.cols == k && factor.width() == k, "follow_inputs: other shapes");
   const auto order = factor.order();
@@ -123,7 +140,10 @@ void follow_inputs(MatrixView<float> weight, MatrixView<const float> drift, cons
     }
     Solver(factor, mean, by_position).run();
     for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t p = 0; p < k; ++p) weight.row(begin + r)[order[static_cast<size_t>(p)]] += by_position.row(r)[p];
+      float* const row = weight.row(begin + r);
+      const std::span<const float> move(by_position.row(r), static_cast<size_t>(k));
+      const float part = part_of_move(row, move, order, limit);
+      for (size_t p = 0; p < move.size(); ++p) row[order[p]] += part * move[p];
     }
   });
 }

@@ -6,6 +6,7 @@
 #include "core/text.h"
 #include "device/check.h"
 #include "device/element_grid.h"
+#include "kernels/common/block_reduce.cuh"
 
 namespace w4q::quantize {
 namespace {
@@ -45,10 +46,26 @@ __global__ void __launch_bounds__(element_threads)
   if (at < n * k) by_position[at] *= static_cast<float>(1 / (mean * static_cast<double>(pivots[at % k])));
 }
 
+/// weight[r][columns[p]] += by_position[r][p], a block for each row, as far as `limit` lets the row move.
 __global__ void __launch_bounds__(element_threads)
-    add_moves_kernel(const float* by_position, int64_t n, int64_t k, const int32_t* columns, float* weight) {
-  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
-  if (at < n * k) weight[at / k * k + columns[at % k]] += by_position[at];
+    add_moves_kernel(const float* by_position, int64_t k, const int32_t* columns, MoveLimit limit, float* weight) {
+  __shared__ double slots[32];
+  const float* const moves = by_position + int64_t{blockIdx.x} * k;
+  float* const row = weight + int64_t{blockIdx.x} * k;
+  double own = 0, size = 0, along = 0;
+  for (int64_t p = threadIdx.x; p < k; p += element_threads) {
+    const double value = row[columns[p]], step = moves[p];
+    own += value * value, size += step * step, along += value * step;
+  }
+  const auto add = [](double a, double b) { return a + b; };
+  own = kernels::block_reduce(own, slots, 0.0, add);
+  size = kernels::block_reduce(size, slots, 0.0, add);
+  along = kernels::block_reduce(along, slots, 0.0, add);
+  double part = 1;
+  if (size > limit.size * own) part = sqrt(limit.size * own / size);
+  if (along * part > limit.growth * own) part = limit.growth * own / along;
+  if (-along * part > limit.loss * own) part = limit.loss * own / -along;
+  for (int64_t p = threadIdx.x; p < k; p += element_threads) row[columns[p]] += static_cast<float>(part) * moves[p];
 }
 
 }  // namespace
@@ -109,7 +126,7 @@ InputPair InputPairCuda::keep(std::string_view name) const {
 }
 
 void follow_inputs_cuda(CudaWork& work, float* weight, int64_t n, const DriftCuda& drift, const GramCuda& gram,
-                        const ErrorFactorCuda& factor) {
+                        const ErrorFactorCuda& factor, const MoveLimit& limit) {
   const int64_t k = drift.width();
   ensure(factor.width() == k && gram.width() == k, "follow_inputs: other shapes");
   const double mean = mean_diagonal(gram.diagonal(), "inputs");
@@ -132,7 +149,8 @@ void follow_inputs_cuda(CudaWork& work, float* weight, int64_t n, const DriftCud
   device::cublas_solve(factor.coupling(), false, by_position, n, k, work.cublas.data(), work.stream);
   divide_kernel<<<grid, element_threads, 0, stream>>>(by_position, n, k, factor.pivots(), mean);
   device::cublas_solve(factor.coupling(), true, by_position, n, k, work.cublas.data(), work.stream);
-  add_moves_kernel<<<grid, element_threads, 0, stream>>>(by_position, n, k, factor.columns(), weight);
+  add_moves_kernel<<<static_cast<unsigned>(n), element_threads, 0, stream>>>(by_position, k, factor.columns(), limit,
+                                                                             weight);
   device::check_launch("targets for quantized inputs", concat(n, " × ", k));
 }
 

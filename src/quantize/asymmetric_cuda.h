@@ -59,6 +59,6 @@ class InputPairCuda {
 
 /// follow_inputs() for `weight` [n, k] in GPU memory. `gram` is that of the quantized inputs, which `factor` is of.
 void follow_inputs_cuda(CudaWork& work, float* weight, int64_t n, const DriftCuda& drift, const GramCuda& gram,
-                        const ErrorFactorCuda& factor);
+                        const ErrorFactorCuda& factor, const MoveLimit& limit);
 
 }  // namespace w4q::quantize

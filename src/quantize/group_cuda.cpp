@@ -173,7 +173,8 @@ bool GroupCuda::takes_both_sides(const formats::Scheme& scheme) noexcept {
 void GroupCuda::follow_inputs(CudaWork& work, Linear& linear, const Steps& steps) {
   if (!drift_) return;
   const GramCuda gram(work, *gram_);
-  follow_inputs_cuda(work, linear.weight.as<float>(), linear.n, *drift_, gram, factor(linear, damping_of(steps)));
+  follow_inputs_cuda(work, linear.weight.as<float>(), linear.n, *drift_, gram, factor(linear, damping_of(steps)),
+                     move_limit(linear.scheme.bits));
 }
 
 void GroupCuda::divide_rows(CudaWork& work, Linear& linear, std::span<const float> divisors) {

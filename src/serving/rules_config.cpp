@@ -110,8 +110,8 @@ void gptq_groups(const Question& question, Findings& findings) {
 
 /// An order of inputs that a program does not read cannot be undone: linears that read the residual stream have one each.
 constexpr std::string_view without_order =
-    "w4q quantize reads these weights: --quality good --to compressed-tensors rounds them again, in order; repack "
-    "--no-act-order --allow-lossy does so without calibration, --to hf16 keeps the values";
+    "w4q quantize reads these weights: --quality good --for vllm rounds them again, in order (the 16-bit model would "
+    "lose less); repack --no-act-order --allow-lossy does so without calibration, --to hf16 keeps the values";
 
 void act_order(const Question& question, Findings& findings) {
   const StoredModel& model = question.model;

@@ -35,7 +35,8 @@ void group_order(const Question& question, Findings& findings) {
         ct ? Severity::refused : Severity::wrong, order->name,
         concat(model.place(), ct ? ".config_groups" : ".desc_act"),
         "groups in the order of inputs, as the order is not read", "another order",
-        "w4q repack --to compressed-tensors --no-act-order --allow-lossy, or quantize anew; sglang reads desc_act");
+        "w4q repack --to gptq-v1 keeps every code and says desc_act, which sglang and transformers read; w4q quantize "
+        "--quality good --for vllm rounds these weights again, in order");
   }
 }
 

@@ -106,8 +106,8 @@ double decoded(std::span<const std::byte> bytes, DType dtype, size_t index) {
 StoredModel StoredModel::open(const std::filesystem::path& path) {
   StoredModel model;
   if (!io::is_folder(path) && io::is_gguf(path)) {
-    model.gguf_ = std::make_shared<const io::GgufFile>(io::GgufFile::open(path));
-    model.method_ = Method::gguf, model.method_name_ = "gguf", model.place_ = path.filename().string();
+    model = planned(io::GgufFile::open(path).header());
+    model.place_ = path.filename().string();
     return model;
   }
   checkpoint::require_folder(path);
@@ -129,6 +129,13 @@ StoredModel StoredModel::planned(io::Json config, const std::vector<io::PlannedT
   }
   model.read_config({});
   model.read_linears();
+  return model;
+}
+
+StoredModel StoredModel::planned(io::GgufHeader header) {
+  StoredModel model;
+  model.gguf_ = std::make_shared<const io::GgufHeader>(std::move(header));
+  model.method_ = Method::gguf, model.method_name_ = "gguf";
   return model;
 }
 

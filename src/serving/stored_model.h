@@ -47,6 +47,8 @@ class StoredModel {
   static StoredModel open(const std::filesystem::path& path);
   /// One that is not written yet: without values.
   static StoredModel planned(io::Json config, const std::vector<io::PlannedTensor>& tensors);
+  /// A GGUF file that is not written yet.
+  static StoredModel planned(io::GgufHeader header);
 
   Method method() const noexcept { return method_; }
   /// As config.json has it: "compressed-tensors"; empty: none.
@@ -71,7 +73,7 @@ class StoredModel {
   /// Values of a small tensor; nothing where they are not there yet, or too many.
   std::optional<std::vector<double>> values(std::string_view tensor) const;
   /// Null unless it is a GGUF file.
-  const io::GgufHeader* gguf() const noexcept { return gguf_ ? &gguf_->header() : nullptr; }
+  const io::GgufHeader* gguf() const noexcept { return gguf_.get(); }
 
  private:
   void read_config(const std::filesystem::path& folder);
@@ -85,7 +87,7 @@ class StoredModel {
   std::map<std::string, StoredLinear, std::less<>> linears_;
   std::vector<Layer> layers_, fused_;
   std::shared_ptr<const io::Checkpoint> checkpoint_;
-  std::shared_ptr<const io::GgufFile> gguf_;
+  std::shared_ptr<const io::GgufHeader> gguf_;
 };
 
 /// Texts of an array; what is none is left out.

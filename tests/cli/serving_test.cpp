@@ -1,4 +1,6 @@
 // verify --for and list --servers as a user meets them.
+#include <array>
+
 #include "io/files.h"
 #include "program.h"
 
@@ -96,16 +98,78 @@ TEST_F(Serving, QuantizeChoosesWordsThatLoad) {
         with({dry ? "--dry-run" : "-o", dry ? "--quiet" : path("refused"), "--for", "vllm", "--to", "gptq-v2"});
     EXPECT_EQ(refused.status, 3);
     expect_part(refused.err, "[gptq-types]");
-    expect_part(refused.err, "--to compressed-tensors or --to awq-gemm holds the same codes and loads");
+    expect_part(refused.err, "--to compressed-tensors or --to awq-gemm or --to humming holds the same codes and loads");
     EXPECT_FALSE(std::filesystem::exists(path("refused")));
   }
   const auto anyway = with({"-o", path("anyway"), "--for", "vllm", "--to", "gptq-v2", "--even-if-refused"});
   ASSERT_EQ(anyway.status, 0) << anyway.err;
   expect_part(anyway.out, "does not load");
-  const auto planes = run_w4q({"quantize", bundled_model(), "--dry-run", "--k", "3", "--for", "vllm"});
+  const auto planes =
+      run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", "kbit3-b32-e4m4", "--for", "vllm"});
   EXPECT_EQ(planes.status, 3);
   expect_part(planes.err, "no dialect holds these codes");
+  expect_part(planes.err, "cannot hold kbit3-b32-e4m4");
   EXPECT_EQ(with({"--dry-run", "--even-if-refused"}).status, 2);
+}
+
+/// What --for alone chooses of the bundled model, whose config says bfloat16, and that its programs load it.
+TEST_F(Serving, QuantizeChoosesASchemeWhereNoneIsGiven) {
+  struct Row {
+    std::vector<std::string> asked;
+    std::string programs, chosen;
+  };
+  const std::vector<Row> rows{
+      {{}, "vllm,sglang,transformers", "--for chose --scheme int4-g64-bf16-asym --to compressed-tensors\n"},
+      {{"--group", "32", "--symmetric"}, "vllm", "--for chose --scheme int4-g32-bf16 --to compressed-tensors\n"},
+      {{"--k", "3"}, "sglang", "--for chose --scheme int3-g64-bf16-asym --to humming\n"},
+      {{"--k", "8"}, "vllm,sglang", "--for chose --scheme int8-g64-bf16 --to compressed-tensors\n"},
+      {{"--k", "8"}, "trt-llm,vllm", "--for chose --scheme fp8-channel --to compressed-tensors-float\n"},
+      {{}, "trt-llm", "--for chose --scheme nvfp4 --to modelopt\n"},
+      {{}, "mlx,vllm", "--for chose --scheme int4-g64-bf16-asym --to awq-gemm\n"},
+      {{"--to", "awq-gemm"}, "vllm", "--for chose --scheme int4-g64-bf16-asym\n"},
+      {{}, "llama.cpp,sglang", "--for chose --to gguf-q4_k_m\n"},
+  };
+  for (const auto& [asked, programs, chosen] : rows) {
+    const std::string out = path("open-" + std::to_string(&asked - &rows.front().asked));
+    std::vector<std::string> command{"quantize", bundled_model(), "-o",          out,
+                                     "--for",    programs,        "--overwrite", "--quiet"};
+    command.insert(command.end(), asked.begin(), asked.end());
+    const auto made = run_w4q(command);
+    ASSERT_EQ(made.status, 0) << programs << made.err;
+    expect_part(made.out + "\n", chosen);
+    EXPECT_EQ(run_w4q({"verify", out, "--for", programs}).status, 0) << chosen;
+  }
+}
+
+TEST_F(Serving, QuantizeFindsDialectsOfSmallFloats) {
+  const std::vector<std::array<std::string, 3>> rows{{"nvfp4", "vllm,sglang,transformers", "compressed-tensors-float"},
+                                                     {"nvfp4", "trt-llm,vllm", "modelopt"},
+                                                     {"fp8-block128", "sglang,trt-llm", "compressed-tensors-float"},
+                                                     {"nf4", "sglang,transformers", "bitsandbytes-nf4"}};
+  for (const auto& [scheme, programs, to] : rows) {
+    const auto result =
+        run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", scheme, "--for", programs, "--quiet"});
+    ASSERT_EQ(result.status, 0) << scheme << result.err;
+    expect_part(result.out, "--for chose --to " + to + "\n");
+  }
+  const auto refused = run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", "nvfp4", "--for", "mlx"});
+  EXPECT_EQ(refused.status, 3);
+  expect_part(refused.err, "as compressed-tensors-float:");
+  expect_part(refused.err, "[mlx-names]");
+}
+
+/// FP8 of tensors loads as ModelOpt's with a scale of inputs alone, which exists after the work.
+TEST_F(Serving, CountsOnScalesThatWillBeMeasured) {
+  const auto measured = [&](std::vector<std::string> more) {
+    std::vector<std::string> command{"quantize", bundled_model(), "--dry-run", "--scheme", "fp8-tensor",
+                                     "--for",    "trt-llm",       "--to",      "modelopt", "--quiet"};
+    command.insert(command.end(), more.begin(), more.end());
+    return run_w4q(command);
+  };
+  EXPECT_EQ(measured({}).status, 3);
+  const auto planned =
+      measured({"--activation-scales", "--cache-scales", "--calib-ids", bundled_model() + "/own/selfgen.ids.u16"});
+  EXPECT_EQ(planned.status, 0) << planned.err;
 }
 
 TEST_F(Serving, QuantizeRefusesSchemesThatAFusedLayerCannotHave) {
@@ -128,6 +192,20 @@ TEST_F(Serving, RepackRefusesWhatWouldNotLoad) {
   EXPECT_EQ(made.status, 0) << made.err;
   expect_part(made.out, "mlx-lm 0.32.2: loads");
   EXPECT_EQ(run_w4q({"repack", path("asym"), "-o", path("w"), "--target", "sm89", "--for", "vllm"}).status, 2);
+}
+
+TEST_F(Serving, RepackChoosesWordsThatLoad) {
+  const auto chosen = run_w4q({"repack", path("asym"), "-o", path("for-vllm"), "--for", "vllm", "--quiet"});
+  ASSERT_EQ(chosen.status, 0) << chosen.err;
+  expect_part(chosen.out, "--for chose --to compressed-tensors\n");
+  EXPECT_EQ(run_w4q({"verify", path("for-vllm"), "--for", "vllm"}).status, 0);
+  const auto file = run_w4q({"repack", path("ct"), "-o", path("for.gguf"), "--for", "llama.cpp", "--quiet"});
+  ASSERT_EQ(file.status, 0) << file.err;
+  expect_part(file.out, "--for chose --to gguf\n");
+  const auto types = run_w4q({"repack", bundled_model(), "--dry-run", "--to", "gguf-mxfp4", "--for", "sglang"});
+  EXPECT_EQ(types.status, 3);
+  expect_part(types.err, "[gguf-types]");
+  EXPECT_EQ(run_w4q({"repack", bundled_model(), "--dry-run", "--for", "vllm"}).status, 2) << "nothing is packed";
 }
 
 TEST(ListServers, NamesEveryRuleThatThePageHas) {

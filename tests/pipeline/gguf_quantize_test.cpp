@@ -1,4 +1,5 @@
 // One step from a 16-bit model to K-quants: mixes, calibration, exact sizes.
+#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
@@ -13,6 +14,7 @@
 #include "pipeline/gguf_export.h"
 #include "pipeline/gguf_targets.h"
 #include "pipeline/quantize_model.h"
+#include "small_model.h"
 #include "support.h"
 
 namespace w4q::pipeline {
@@ -153,6 +155,32 @@ TEST_F(GgufQuantize, AMixtureHasTheSizeThatWasAskedForToo) {
     }
   }
   EXPECT_GT(types.size(), 1u);
+}
+
+/// Layers that read others' keys and have embeddings of their own, and rows of 16, which no type has blocks for.
+TEST_F(GgufQuantize, AModelWhoseLayersShareHasTheSizeThatWasAskedForToo) {
+  auto wanted = request("gguf");
+  wanted.input = *folder_ / "gemma";
+  wanted.output = *folder_ / "gemma.gguf";
+  test::write_small_model(model::architecture_row("gemma4_text"), wanted.input,
+                          {{"hidden_size", 256}, {"intermediate_size", 256}, {"hidden_size_per_layer_input", 16}});
+  std::vector<uint16_t> ids;
+  for (int i = 0; i < 200; ++i) ids.push_back(static_cast<uint16_t>((i * 37 + i * i * 11 + 5) % 160));
+  auto& source = wanted.calibration->source;
+  source.statistics.clear();
+  source.text = {.text = {}, .ids = *folder_ / "gemma.u16", .samples = 4, .length = 48};
+  std::ofstream(source.text.ids, std::ios::binary).write(reinterpret_cast<const char*>(ids.data()), 400);
+  wanted.tokenizer = false;
+  wanted.bytes = 850'000;
+  const auto report = export_gguf(wanted);
+  EXPECT_LE(report.file_bytes, wanted.bytes);
+  EXPECT_GT(report.file_bytes, wanted.bytes * 95 / 100);
+  EXPECT_NE(report.notes.back().find("KL "), std::string::npos) << report.notes.back();
+  const auto file = io::GgufFile::open(wanted.output);
+  EXPECT_EQ(file.find("blk.0.proj.weight")->type, GgmlType::f16);
+  std::set<GgmlType> types;
+  for (int layer = 0; layer < 4; ++layer) types.insert(file.find(concat("blk.", layer, ".ffn_down.weight"))->type);
+  EXPECT_FALSE(types.contains(GgmlType::f16));
 }
 
 TEST_F(GgufQuantize, RefusesWhatCannotBeCalibrated) {

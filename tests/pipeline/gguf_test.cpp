@@ -221,6 +221,7 @@ TEST_F(Gguf, WhatReadersWouldComputeOtherwiseIsRefused) {
               {"ernie4_5", io::Json::object(), "use_bias"},
               {"qwen3_5_text", io::Json::object(), "linear_value_head_dim 32, where linear_key_head_dim is 16"},
               {"olmo2", {{"tie_word_embeddings", true}}, "a head that is the embedding table"},
+              {"minimax_m2", {{"tie_word_embeddings", true}}, "a head that is the embedding table"},
               {"olmo3", {{"rope_theta", 10000}}, "rope_parameters of layer 0"},
               {"olmo3",
                {{"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}},

@@ -1,15 +1,23 @@
 // Mixes of widths, measured: against decoding the packed model, against one another, and against what is at hand.
 #include "pipeline/mix_search.h"
 
+#include <algorithm>
+#include <map>
 #include <memory>
+#include <optional>
 
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "core/rng.h"
+#include "formats/gguf_blocks.h"
+#include "formats/gguf_forms.h"
+#include "io/checkpoint_writer.h"
 #include "kernels/sampling/logits.h"
 #include "model/decoder.h"
 #include "model/opened.h"
 #include "pipeline/quantize_model.h"
+#include "quantize/gguf.h"
+#include "small_model.h"
 #include "support.h"
 
 namespace w4q::pipeline {
@@ -136,6 +144,111 @@ TEST_F(MixSearch, EffectsAreThoseOfMixes) {
       EXPECT_EQ(effects[item][choice], one.measure(mix)) << item << " at " << choice;
     }
   }
+}
+
+/// A model whose last layers read the keys and values of earlier ones, and whose layers have embeddings of their own.
+class MixOfLayersThatShare : public ::testing::Test {
+ protected:
+  MixOfLayersThatShare() {
+    set_progress_enabled(false);
+    test::write_small_model(model::architecture_row("gemma4_text"), folder_ / "m");
+    model_.emplace(model::open_plain_model(folder_ / "m", {}));
+    windows_.samples = 3, windows_.length = 24;
+    for (int i = 0; i < 72; ++i) windows_.ids.push_back((i * 37 + i * i * 11 + 5) % 160);
+    for (int64_t layer = 0; layer < model_->config.layers; ++layer) {
+      for (const auto& linear : model::layer_plan(model_->config, layer).linears()) {
+        items_.push_back({linear.name, layer, 0, 1, true});
+        const auto loaded = model_->folder.tensors.load(linear.name + ".weight");
+        const auto& form = *formats::find_gguf_form(type);
+        std::vector<StoredLinear> stored(1);
+        stored[0] = {linear.name, {linear.n, linear.k}, {}};
+        stored[0].choices.push_back({type, quantize::gguf_blocks(loaded.view(), form, nullptr)});
+        auto& values = decoded_[linear.name + ".weight"];
+        values.resize(static_cast<size_t>(linear.n * linear.k));
+        formats::gguf_decode(type, stored[0].choices[0].bytes.bytes(), values);
+        store_.add(stored);
+      }
+    }
+  }
+
+  MixMeter meter() { return {*model_, windows_, items_, store_}; }
+
+  /// The model with what all its linears stand for as blocks, in F32.
+  void write_packed() const {
+    const auto& tensors = model_->folder.tensors;
+    std::vector<io::PlannedTensor> planned;
+    for (const auto& [name, info] : tensors.tensors()) {
+      planned.push_back({name, decoded_.contains(name) ? DType::f32 : info.dtype, info.shape});
+    }
+    std::filesystem::create_directory(folder_ / "packed");
+    std::filesystem::copy_file(folder_ / "m" / "config.json", folder_ / "packed" / "config.json");
+    io::CheckpointWriter writer(folder_ / "packed", planned, {});
+    for (const auto& [name, info] : tensors.tensors()) {
+      const auto found = decoded_.find(name);
+      if (found == decoded_.end()) {
+        writer.copy(tensors, name);
+      } else {
+        writer.write(name, std::as_bytes(std::span(found->second)));
+      }
+    }
+    writer.finish();
+  }
+
+  static constexpr GgmlType type = GgmlType::iq4_nl;
+  test::TemporaryFolder folder_, stored_;
+  std::map<std::string, std::vector<float>> decoded_;
+  std::optional<model::OpenedModel> model_;
+  CalibrationWindows windows_;
+  std::vector<MixItem> items_;
+  WidthStore store_{stored_.path()};
+};
+
+TEST_F(MixOfLayersThatShare, MeasuresTheSameFromAnyLayerOn) {
+  const auto shares = [](const auto& layer) { return layer.keys_of.has_value(); };
+  ASSERT_TRUE(std::ranges::any_of(model_->config.attention, shares));
+  ASSERT_GT(model_->config.layer_embedding_size, 0);
+  const Mix plain(items_.size(), 1), packed(items_.size(), 0);
+  auto one = meter();
+  EXPECT_EQ(one.measure(plain), 0);
+  EXPECT_GT(one.measure(packed), 0);
+  one.accept();
+  const auto effects = one.effects();
+  for (size_t item = 0; item < items_.size(); item += 3) {
+    Mix mix = packed;
+    mix[item] = 1;
+    const double found = one.measure(mix);
+    EXPECT_EQ(found, meter().measure(mix)) << items_[item].module;
+    EXPECT_EQ(effects[item][1], found) << items_[item].module;
+    if (item % 2 == 0) continue;
+    one.accept();
+    EXPECT_EQ(one.measure(packed), meter().measure(packed));
+    one.accept();
+  }
+}
+
+/// Against the model decoded as a whole: KL of mixes is that of logits.
+TEST_F(MixOfLayersThatShare, MeasuresWhatTheWholeModelPredicts) {
+  write_packed();
+  const auto plain = model::Model::open(folder_ / "m"), back = model::Model::open(folder_ / "packed");
+  double sum = 0;
+  for (int64_t w = 0; w < windows_.samples; ++w) {
+    std::vector<float> logits[2];
+    for (const auto* model : {&plain, &back}) {
+      model::Decoder decoder(*model, windows_.length);
+      auto& found = logits[model == &back ? 1 : 0];
+      found.resize(static_cast<size_t>(windows_.length * plain.config().vocab_size));
+      decoder.logits(decoder.forward(windows_.window(w)), {found.data(), windows_.length, plain.config().vocab_size});
+    }
+    const auto width = static_cast<size_t>(plain.config().vocab_size);
+    for (int64_t r = 0; r < windows_.length; ++r) {
+      const auto at = static_cast<size_t>(r) * width;
+      sum +=
+          kernels::compare_logits(std::span(logits[0]).subspan(at, width), std::span(logits[1]).subspan(at, width), 0)
+              .kl;
+    }
+  }
+  const double expected = sum / static_cast<double>(windows_.samples * windows_.length);
+  EXPECT_NEAR(meter().measure(Mix(items_.size(), 0)), expected, 1e-3 * expected);
 }
 
 TEST_F(MixSearch, NeighboursAreFilledFromEitherEnd) {

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 
 #include "core/parallel.h"
 #include "kernels/random_matrix.h"
@@ -37,9 +40,10 @@ struct Inputs {
     for (int64_t c = 0; c < k(); ++c) sum += double{gram[static_cast<size_t>(c * k() + c)]};
     return sum / static_cast<double>(k());
   }
-  std::vector<float> followed(const RandomMatrix& weight, const ErrorFactor& factor) const {
+  std::vector<float> followed(const RandomMatrix& weight, const ErrorFactor& factor,
+                              const MoveLimit& limit = {}) const {
     std::vector<float> result = weight.values;
-    follow_inputs({result.data(), weight.rows, weight.cols}, {drift.data(), k(), k()}, factor, mean());
+    follow_inputs({result.data(), weight.rows, weight.cols}, {drift.data(), k(), k()}, factor, mean(), limit);
     return result;
   }
 
@@ -111,6 +115,69 @@ TEST(Asymmetric, OutputsComeNearer) {
   EXPECT_LT(after, 0.3 * before);  // measured 0.23
 }
 
+/// Rows that want to go further than they may go as far as they may, in the same direction; the others are untouched.
+TEST(Asymmetric, RowsMoveNoFurtherThanTheyMay) {
+  const Inputs inputs(500, 96);
+  RandomMatrix weight(64, 96, 5);
+  std::fill_n(weight.view().row(7), inputs.k(), 0.0f);
+  const auto factor = inputs.factor();
+  const auto target = inputs.followed(weight, factor);
+  std::vector<double> wanted;
+  const auto energies = [&](int64_t r, std::span<const float> moved) {
+    double size = 0, own = 0, along = 0;
+    for (int64_t c = 0; c < inputs.k(); ++c) {
+      const auto at = static_cast<size_t>(r * inputs.k() + c);
+      const double move = double{moved[at]} - double{weight.values[at]};
+      size += move * move, own += double{weight.values[at]} * double{weight.values[at]};
+      along += move * (double{target[at]} - double{weight.values[at]});
+    }
+    return std::array{size, own, along};
+  };
+  for (int64_t r = 0; r < weight.rows; ++r) {
+    const auto [size, own, along] = energies(r, target);
+    if (own > 0) wanted.push_back(size / own);
+  }
+  std::ranges::sort(wanted);
+  const double most = wanted[wanted.size() / 2];
+  const auto limited = inputs.followed(weight, factor, {.size = most});
+  int held_back = 0;
+  for (int64_t r = 0; r < weight.rows; ++r) {
+    const auto [free, own, all] = energies(r, target);
+    const auto [size, same, along] = energies(r, limited);
+    if (free <= most * own) {
+      EXPECT_EQ(size, free) << r;
+      continue;
+    }
+    ++held_back;
+    // Additions to weights of fp32, 2^-24 of each.
+    EXPECT_NEAR(size, most * own, 1e-5 * own) << r;
+    EXPECT_NEAR(along, std::sqrt(size * free), 1e-5 * free) << r;
+  }
+  EXPECT_EQ(held_back, 31);
+}
+
+/// Inputs that have doubled ask for half of the weight, those of half their size for twice of it.
+TEST(Asymmetric, RowsKeepWhatTheyAre) {
+  const RandomMatrix plain(2000, 32, 1), weight(9, 32, 2);
+  for (const float size : {2.0f, 0.5f}) {
+    RandomMatrix other = plain;
+    for (float& value : other.values) value *= size;
+    auto pair = make_input_pair(32);
+    add_rows(pair, plain, other, "x");
+    const auto gram = mean_gram(pair.quantized), drift = mean_drift(pair);
+    const ErrorFactor factor({gram.data(), 32, 32}, 32, 1e-4, "x");
+    double mean = 0;
+    for (size_t c = 0; c < 32; ++c) mean += double{gram[c * 33]} / 32;
+    for (const double most : {0.2, 2.0}) {
+      auto moved = weight.values;
+      follow_inputs({moved.data(), 9, 32}, {drift.data(), 32, 32}, factor, mean, {.growth = most, .loss = most});
+      const double expected = 1 + std::clamp(1 / double{size} - 1, -most, most);
+      // λ is 1e-4 of the mean eigenvalue and takes about as much; weights are below 5.
+      for (size_t i = 0; i < moved.size(); ++i) EXPECT_NEAR(moved[i], expected * weight.values[i], 1e-3) << i;
+    }
+  }
+}
+
 TEST(Asymmetric, SameInputsMoveNothing) {
   const RandomMatrix x(100, 64, 1), weight(9, 64, 2);
   auto pair = make_input_pair(64);
@@ -118,7 +185,7 @@ TEST(Asymmetric, SameInputsMoveNothing) {
   const auto gram = mean_gram(pair.quantized), drift = mean_drift(pair);
   const ErrorFactor factor({gram.data(), 64, 64}, 32, 0.01, "x");
   auto moved = weight.values;
-  follow_inputs({moved.data(), 9, 64}, {drift.data(), 64, 64}, factor, 1);
+  follow_inputs({moved.data(), 9, 64}, {drift.data(), 64, 64}, factor, 1, {});
   EXPECT_EQ(moved, weight.values);
 }
 

@@ -7,12 +7,12 @@
 
 namespace w4q::kernels::kbit {
 
-/// The shape of a block, measured: more warps hide more latency, more tiles in flight need more registers. A compact kernel
-/// has all of a unit in flight.
+/// The shape of a block, measured: more warps hide more latency, more tiles in flight need more registers (8 bits, without a
+/// table, have them). A compact kernel has all of a unit in flight.
 template <int bits, int rows, bool is_compact = false>
 struct Shape {
   static constexpr int warps = rows == 16 ? 8 : 12;
-  static constexpr int tiles = is_compact ? 1 << most_unit_shift : rows == 1 && bits < 5 ? 3 : 2;
+  static constexpr int tiles = is_compact ? 1 << most_unit_shift : rows == 1 && bits != 5 ? 3 : 2;
 };
 
 /// `is_compact`: of few tiles a warp, fewer than an N-tile has, most of what a launch waits for is its own code: it is one

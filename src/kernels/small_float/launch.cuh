@@ -24,7 +24,7 @@ using frame::Launch;
 
 /// Whether kernels of `least` to `most` rows serve a layer: float-fragment, activations of f16.
 bool accepts(const LinearDesc& desc, int64_t least, int64_t most, std::string* why);
-/// E4M3 codes read a 256th of their value; E4M3 scales too, for which E2M1's table has 256 times its.
+/// E4M3 scales read a 256th of their value, for which E2M1's table has 256 times its.
 void set_factors(const DevicePass& pass, bool rounds_scales, Launch& launch);
 
 /// Whether its scales are those of tiles and outputs: FP8.

@@ -25,12 +25,12 @@ bool accepts(const LinearDesc& desc, int64_t least, int64_t most, std::string* w
 void set_factors(const DevicePass& pass, bool rounds_scales, frame::Launch& launch) {
   const bool nvfp4 = pass.scheme.scale == formats::ScaleType::e4m3;
   launch.table_factor = nvfp4 ? E4m3Scales::divisor : 1;
-  launch.result_factor = pass.scheme.bits == 8 ? kbit::LanePairs<8, 64>::divisor : 1;
+  launch.result_factor = 1;
   launch.output_scales = pass.output_factors;
   launch.fp32_output_scales = true;
   if (!rounds_scales || nvfp4) return;
-  // The largest scale is below 2^top; codes read at most 6, or 1.75: products stay below 2^15.
-  const int top = pass.scheme.bits == 4 ? 12 : 14;
+  // The largest scale is below 2^top; codes are at most 6, or 448: products stay below 2^15.
+  const int top = pass.scheme.bits == 4 ? 12 : 6;
   const int exponent = std::clamp(top - (std::ilogb(pass.scale_max) + 1), -120, 120);
   launch.scale_factor = std::ldexp(1.0f, exponent);
   launch.result_factor *= std::ldexp(1.0f, -exponent);

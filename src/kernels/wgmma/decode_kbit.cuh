@@ -20,6 +20,7 @@ struct KbitScales {
   __device__ int offset(int lane, int row_tile) const {
     return lane / 4 * (e4m4 ? 16 : 32) + row_tile * (e4m4 ? 2 : 4);
   }
+  static constexpr bool in_rows = false;  ///< of a whole N-tile in one row, less than a copy brings for a tile
   /// Of each block of 32, rows g and g + 8.
   __device__ void load(const char* from, uint32_t (&both)[2]) const {
     if (e4m4) {
@@ -113,8 +114,12 @@ struct KbitWeights {
   template <int tiles>
   __device__ static void fetch(const Source& source, int strip, int tile, uint32_t stage, int index, uint32_t barrier) {
     copy_box(stage + index * n_tiles * code_bytes, &source.codes, make_int4(0, 0, tile, strip * n_tiles), barrier);
-    copy_box(stage + tiles * n_tiles * code_bytes + index * n_tiles * source.scale_type.bytes(), &source.scales,
-             make_int3(0, tile, strip * n_tiles), barrier);
+    const uint32_t to = stage + tiles * n_tiles * code_bytes + index * n_tiles * source.scale_type.bytes();
+    if constexpr (Scales::in_rows) {
+      copy_box(to, &source.scales, make_int2(Scales::tile_words * tile, strip * n_tiles), barrier);
+    } else {
+      copy_box(to, &source.scales, make_int3(0, tile, strip * n_tiles), barrier);
+    }
   }
 
   /// A lane's codes and scales of one row tile of one tile.
@@ -166,10 +171,18 @@ typename Weights::Source kbit_source(const frame::Launch& launch, const decltype
   source.table_factor = launch.table_factor;
   source.codes = map_fragment_codes<Weights>(launch.codes, launch.k_tiles, launch.n_tiles);
   const int bytes = type.bytes();
-  source.scales = map_boxes(launch.scales, CU_TENSOR_MAP_DATA_TYPE_UINT32,
-                            {{bytes / 4, 0, bytes / 4},
-                             {launch.k_tiles, bytes, 1},
-                             {launch.n_tiles, int64_t{launch.k_tiles} * bytes, Weights::n_tiles}});
+  using Scales = decltype(Weights::Source::scale_type);
+  if constexpr (Scales::in_rows) {
+    constexpr int words = Scales::tile_words;
+    source.scales = map_boxes(launch.scales, CU_TENSOR_MAP_DATA_TYPE_UINT32,
+                              {{words * int64_t{launch.k_tiles}, 0, bytes / 4},
+                               {launch.n_tiles, int64_t{launch.k_tiles} * words * 4, Weights::n_tiles}});
+  } else {
+    source.scales = map_boxes(launch.scales, CU_TENSOR_MAP_DATA_TYPE_UINT32,
+                              {{bytes / 4, 0, bytes / 4},
+                               {launch.k_tiles, bytes, 1},
+                               {launch.n_tiles, int64_t{launch.k_tiles} * bytes, Weights::n_tiles}});
+  }
   return source;
 }
 

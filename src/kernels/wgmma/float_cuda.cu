@@ -1,5 +1,4 @@
-// Small floats of 4 and 8 bits in blocks: kbit's warpgroup kernel with other codes and scales.
-#include "core/error.h"
+// Small floats of 4 and 8 bits: kbit's warpgroup kernel with other codes and scales.
 #include "kernels/small_float/launch.cuh"
 #include "kernels/wgmma/decode_kbit.cuh"
 #include "kernels/wgmma/launch.cuh"
@@ -10,6 +9,7 @@ namespace {
 /// Bytes of E8M0 for blocks of 32, where kbit has E4M4's. Weights meet them rounded to f16.
 struct E8m0Bytes {
   static constexpr int most_bytes = static_cast<int>(repack::KbitFragmentMap::tile_scales);
+  static constexpr bool in_rows = false;
   float factor;  ///< brings the largest of the weight inside f16
 
   __host__ __device__ static constexpr int bytes() { return most_bytes; }
@@ -28,6 +28,7 @@ struct E8m0Bytes {
 /// Bytes of E4M3 for blocks of 16: those of a lane's eight columns of 32 stand in the first or second half of a row's.
 struct E4m3Bytes {
   static constexpr int most_bytes = 2 * static_cast<int>(repack::KbitFragmentMap::tile_scales);
+  static constexpr bool in_rows = false;
 
   __host__ __device__ static constexpr int bytes() { return most_bytes; }
   __device__ static int offset(int lane, int row_tile) { return lane / 4 * 32 + lane % 4 / 2 * 16 + row_tile * 2; }
@@ -36,6 +37,23 @@ struct E4m3Bytes {
   __device__ static uint32_t pair(uint32_t both, int half) {
     return __byte_perm(both, 0, half == 0 ? 0x4040 : 0x4141) << 7;
   }
+};
+
+/// Two f32 for a tile, of rows g and of rows g + 8. A copy brings those of three tiles behind it too, since boxes stand 128
+/// bytes apart.
+struct TileFloats {
+  static constexpr int most_bytes = 32;
+  static constexpr bool in_rows = true;
+  static constexpr int tile_words = 2;
+  float factor;  ///< brings the largest of the weight inside f16
+
+  __host__ __device__ static constexpr int bytes() { return most_bytes; }
+  __device__ static int offset(int, int) { return 0; }
+  __device__ void load(const char* from, uint32_t (&both)[2]) const {
+    const float2 halves = *reinterpret_cast<const float2*>(from);
+    both[0] = both[1] = device::HalfType::pack(halves.x * factor, halves.y * factor);
+  }
+  __device__ static uint32_t pair(uint32_t both, int half) { return __byte_perm(both, 0, half == 0 ? 0x1010 : 0x3232); }
 };
 
 template <int bits, class Scales>
@@ -52,7 +70,9 @@ void launch_blocks(const frame::Launch& launch, const Scales& scales, void* arra
 
 void launch_float(const frame::Launch& launch, const formats::Scheme& scheme, void* arranged,
                   const device::Stream& stream, std::string_view shape) {
-  ensure(!small_float::has_tiles(scheme), "warpgroup kernels: scales of tiles");
+  if (small_float::has_tiles(scheme)) {
+    return launch_blocks<8>(launch, TileFloats{launch.scale_factor}, arranged, stream, shape);
+  }
   if (scheme.bits == 8) return launch_blocks<8>(launch, E8m0Bytes{launch.scale_factor}, arranged, stream, shape);
   if (scheme.scale == formats::ScaleType::e4m3) return launch_blocks<4>(launch, E4m3Bytes{}, arranged, stream, shape);
   launch_blocks<4>(launch, E8m0Bytes{launch.scale_factor}, arranged, stream, shape);

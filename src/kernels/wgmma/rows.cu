@@ -39,7 +39,9 @@ bool accepts_float(const LinearDesc& desc, std::string* why) {
   if (!small_float::accepts(desc, most_gemv_rows + 1, wgmma::most_rows_here(desc.m, 1024), why)) return false;
   const std::string_view refusal = wgmma::refusal(desc.gpu, desc.k());
   if (!refusal.empty()) return because(why, refusal);
-  return !small_float::has_tiles(desc.pass().scheme) || because(why, "reads scales of blocks of 16 and 32");
+  // Bulk copies take rows of scales that are multiples of 16 bytes.
+  const bool fits = !small_float::has_tiles(desc.pass().scheme) || desc.k() % 128 == 0;
+  return fits || because(why, "of FP8 reads inputs in multiples of 128");
 }
 
 bool accepts_marlin(const LinearDesc& desc, std::string* why) {
@@ -83,8 +85,7 @@ constexpr KernelRow rows[] = {
      .run = run_kbit,
      .swiglu = GateOrder::turns},
     {.name = "float-wgmma",
-     .description =
-         "17 to 1024 rows on sm_90, NVFP4, MXFP4 and MXFP8: kbit's warpgroup kernel with their codes and scales",
+     .description = "17 to 1024 rows on sm_90: kbit's warpgroup kernel with codes and scales of small floats",
      .accepts = accepts_float,
      .workspace = workspace,
      .check = check_float_pass,
