@@ -59,7 +59,7 @@ inline const std::map<std::string, std::string>& small_configs() {
       {"phi3", ""},
       {"smollm3", ""},
       {"olmo2", ""},
-      {"olmo3", R"("sliding_window": 6)"},
+      {"olmo3", R"("sliding_window": 6, "rope_theta": 500000)"},
       {"exaone4", R"("sliding_window": 6, "head_dim": 32)"},
       {"granitemoe", local + R"(, "embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 3.0,
         "attention_multiplier": 0.0625)"},
@@ -111,7 +111,8 @@ inline std::map<std::string, Shape> small_tensors(const model::ModelConfig& conf
     }
     const bool inputs_first = config.mixture.storage == model::ExpertStorage::stacked_in_turn;
     const int64_t n = parameter.shape[0], k = parameter.shape[1];
-    tensors[module.substr(0, module.rfind('.'))] = {config.mixture.experts, inputs_first ? k : n, inputs_first ? n : k};
+    const std::string stack = concat(module.substr(0, module.rfind('.')), config.architecture->end_of_stack);
+    tensors[stack] = {config.mixture.experts, inputs_first ? k : n, inputs_first ? n : k};
   }
   return tensors;
 }

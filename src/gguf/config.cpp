@@ -47,8 +47,11 @@ const ArchitectureRow& find_architecture(const GgufKeys& keys, int64_t window) {
   if (std::ranges::any_of(named, [&](const auto* row) { return has_experts(*row) == experts; })) {
     std::erase_if(named, [&](const auto* row) { return has_experts(*row) != experts; });
   }
-  const GgufFamily* family = gguf_family(named.front()->model_type);
-  if (window == 0 || (family != nullptr && family->own_windows)) return *named.front();
+  if (window == 0) return *named.front();
+  for (const auto* row : named) {
+    const GgufFamily* family = gguf_family(row->model_type);
+    if (family != nullptr && family->own_windows) return *row;
+  }
   const auto found = std::ranges::find(named, model::WindowRule::all_layers, &ArchitectureRow::windows);
   if (found == named.end()) throw keys.error(ErrorCode::unsupported, "%.attention.sliding_window", concat(window));
   return **found;
@@ -129,7 +132,9 @@ int64_t common_window(const model::ModelConfig& config) {
                           [&](int64_t each) { return each == window && (each == 0 || mistral); })) {
     return window;
   }
-  throw Error(ErrorCode::unsupported, "config.json: sliding windows").detail("GGUF cannot say which layers have them");
+  throw Error(ErrorCode::unsupported, "config.json: sliding windows")
+      .detail("GGUF cannot say which layers have them")
+      .hint("llama.cpp could not run it: repack or quantize --to another format, which other programs load");
 }
 
 /// What divides frequencies of Gemma 4's layers without a window: pairs that stand are divided by so much.

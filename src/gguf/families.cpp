@@ -14,7 +14,12 @@ using model::ModelConfig;
 void demand(bool holds, const ModelConfig& config, std::string_view what) {
   if (holds) return;
   throw Error(ErrorCode::unsupported, concat("config.json: ", what))
-      .detail(concat("GGUF's architecture ", config.architecture->gguf, " cannot say it"));
+      .detail(concat("GGUF's architecture ", config.architecture->gguf, " cannot say it"))
+      .hint("llama.cpp could not run it: repack or quantize --to another format, which other programs load");
+}
+
+void demand_own_head(const ModelConfig& config) {
+  demand(!config.tied_embeddings, config, "a head that is the embedding table");
 }
 
 void set(io::GgufMetadata& metadata, const std::string& key, io::GgufValue value) {
@@ -99,6 +104,7 @@ void read_qwen2_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& co
 void write_olmoe(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   write_mixture(config, prefix, false, 0, metadata);
   demand(config.kv_heads == config.heads, config, "fewer key than query heads");
+  demand_own_head(config);
 }
 
 void read_olmoe(const io::GgufFile&, const GgufKeys& keys, io::Json& config) { read_experts(keys, false, config); }
@@ -144,6 +150,7 @@ void read_glm4_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& con
 }
 
 void write_minimax_m2(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  demand_own_head(config);
   write_mixture(config, prefix, true, 0, metadata);
   write_expert_size(config, prefix, metadata);
   metadata.push_back({prefix + "expert_gating_func", sigmoid_gating});
@@ -204,7 +211,8 @@ void demand_gemma_scale(const ModelConfig& config, int64_t largest) {
   const auto width =
       static_cast<double>(config.layers == largest ? config.hidden_size / config.heads : config.head_dim);
   const double found = config.attention.front().scale;
-  demand(std::abs(found * std::sqrt(width) - 1) < 1e-6, config, "query_pre_attn_scalar");
+  demand(std::abs(found * std::sqrt(width) - 1) < 1e-6, config,
+         concat("query_pre_attn_scalar ", std::llround(1 / (found * found)), ", where readers take ", width));
 }
 
 /// `global(layer)`: whether readers let it see everything.
@@ -271,7 +279,7 @@ void read_gemma3(const io::GgufFile&, const GgufKeys& keys, io::Json& config) {
 
 constexpr std::array<std::string_view, 2> gemma4_keys = {"%.expert_count", "%.final_logit_softcapping"};
 
-constexpr std::array<GgufFamily, 20> families{{
+constexpr std::array<GgufFamily, 24> families{{
     {.model_type = "mixtral", .mixture = true, .keys = expert_keys, .write = write_mixtral, .read = read_mixtral},
     {.model_type = "qwen3_moe", .mixture = true, .keys = expert_keys, .write = write_qwen3_moe, .read = read_qwen3_moe},
     {.model_type = "qwen2_moe",
@@ -299,7 +307,15 @@ constexpr std::array<GgufFamily, 20> families{{
     {.model_type = "glm4", .own_biases = true, .partial_rotary = true, .read = read_qkv_biases},
     {.model_type = "ernie4_5", .write = write_ernie4_5},
     {.model_type = "smollm3", .write = write_smollm3},
-    {.model_type = "olmo2"},
+    {.model_type = "olmo2", .write = write_olmo2},
+    {.model_type = "olmo3", .own_windows = true, .write = write_olmo3, .read = read_olmo3},
+    {.model_type = "ministral3", .own_rope = true, .write = write_ministral3, .read = read_ministral3},
+    {.model_type = "qwen3_vl_text", .write = write_qwen3_vl, .read = read_qwen3_vl},
+    {.model_type = "qwen3_vl_moe_text",
+     .mixture = true,
+     .keys = expert_keys,
+     .write = write_qwen3_vl_moe,
+     .read = read_qwen3_vl_moe},
     {.model_type = "phi3", .partial_rotary = true, .own_rope = true, .write = write_phi3, .read = read_phi3},
     {.model_type = "gpt_oss",
      .mixture = true,

@@ -16,7 +16,7 @@ void write_gpt_oss(const model::ModelConfig& config, const std::string& prefix, 
   write_expert_size(config, prefix, metadata);
   demand(config.activation_limit == limit, config, concat("swiglu_limit ", config.activation_limit));
   demand(config.output_bias, config, "attention without biases");
-  demand(!config.tied_embeddings, config, "a head that is the embedding table");
+  demand_own_head(config);
   const int64_t window = config.sliding_window.front();
   demand(window > 0, config, "a first layer without a window");
   for (int64_t layer = 0; layer < config.layers; ++layer) {

@@ -1,4 +1,5 @@
-// Hybrids of gated delta nets and attention: qwen3next, qwen35, qwen35moe.
+// Hybrids of gated delta nets and attention, qwen3next, qwen35, qwen35moe, and text models of those that see, qwen3vl,
+// qwen3vlmoe.
 #include <algorithm>
 #include <vector>
 
@@ -12,7 +13,8 @@ using model::ModelConfig;
 
 void write_delta_net(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   const kernels::DeltaShape& delta = config.delta;
-  demand(delta.key_dim == delta.value_dim, config, "linear_value_head_dim that is not linear_key_head_dim");
+  demand(delta.key_dim == delta.value_dim, config,
+         concat("linear_value_head_dim ", delta.value_dim, ", where linear_key_head_dim is ", delta.key_dim));
   const auto first = std::ranges::find(config.delta_layers, false);
   const int64_t interval = first - config.delta_layers.begin() + 1;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -72,7 +74,38 @@ void read_shared(const GgufKeys& keys, io::Json& config) {
   config["shared_expert_intermediate_size"] = keys.size("%.expert_shared_feed_forward_length");
 }
 
+/// Pairs that turn with each of a picture's positions.
+void read_sections(const GgufKeys& keys, io::Json& config) {
+  io::Json rope = {{"rope_type", "default"}, {"mrope_interleaved", true}};
+  if (!config["rope_scaling"].is_null()) rope.update(config["rope_scaling"]);
+  rope["rope_theta"] = config["rope_theta"];
+  const auto* sections = keys.integers("%.rope.dimension_sections");
+  if (sections != nullptr && sections->size() >= 3) {
+    rope["mrope_section"] = std::vector<int32_t>(sections->begin(), sections->begin() + 3);
+  }
+  config.erase("rope_scaling");
+  config["rope_parameters"] = std::move(rope);
+}
+
 }  // namespace
+
+void write_qwen3_vl(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  write_sections(config, prefix, metadata);
+}
+
+void write_qwen3_vl_moe(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  write_sections(config, prefix, metadata);
+  write_mixture(config, prefix, true, 0, metadata);
+  write_expert_size(config, prefix, metadata);
+}
+
+void read_qwen3_vl(const io::GgufFile&, const GgufKeys& keys, io::Json& config) { read_sections(keys, config); }
+
+void read_qwen3_vl_moe(const io::GgufFile&, const GgufKeys& keys, io::Json& config) {
+  read_sections(keys, config);
+  read_experts(keys, true, config);
+  config["moe_intermediate_size"] = keys.size("%.expert_feed_forward_length");
+}
 
 void write_qwen3_5(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   write_delta_net(config, prefix, metadata);
@@ -91,16 +124,8 @@ void write_qwen3_next(const ModelConfig& config, const std::string& prefix, io::
 
 void read_qwen3_5(const io::GgufFile&, const GgufKeys& keys, io::Json& config) {
   read_delta_net(keys, config);
-  io::Json rope = {{"rope_type", "default"}, {"mrope_interleaved", true}};
-  if (!config["rope_scaling"].is_null()) rope.update(config["rope_scaling"]);
-  rope["rope_theta"] = config["rope_theta"];
-  rope["partial_rotary_factor"] = config["partial_rotary_factor"];
-  const auto* sections = keys.integers("%.rope.dimension_sections");
-  if (sections != nullptr && sections->size() >= 3) {
-    rope["mrope_section"] = std::vector<int32_t>(sections->begin(), sections->begin() + 3);
-  }
-  config.erase("rope_scaling");
-  config["rope_parameters"] = std::move(rope);
+  read_sections(keys, config);
+  config["rope_parameters"]["partial_rotary_factor"] = config["partial_rotary_factor"];
 }
 
 void read_qwen3_5_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& config) {

@@ -11,6 +11,8 @@ namespace w4q::gguf {
 
 /// Readers of the architecture assume this, whatever a file could say: throws unsupported with `what` unless it holds.
 void demand(bool holds, const model::ModelConfig& config, std::string_view what);
+/// Readers load no file of it whose head is the embedding table.
+void demand_own_head(const model::ModelConfig& config);
 /// `value` under this key, in the place of the one that is there.
 void set(io::GgufMetadata& metadata, const std::string& key, io::GgufValue value);
 
@@ -30,6 +32,11 @@ void write_qwen3_5_moe(const model::ModelConfig& config, const std::string& pref
 void write_qwen3_next(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
 void read_qwen3_5(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
 void read_qwen3_5_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
+/// The text models of those that see.
+void write_qwen3_vl(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void write_qwen3_vl_moe(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void read_qwen3_vl(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
+void read_qwen3_vl_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
 void read_qwen3_next(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
 
 void write_gemma4(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
@@ -37,6 +44,13 @@ void read_gemma4(const io::GgufFile& file, const GgufKeys& keys, io::Json& confi
 
 void write_gpt_oss(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
 void read_gpt_oss(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
+
+void write_ministral3(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void read_ministral3(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
+
+void write_olmo2(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void write_olmo3(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+void read_olmo3(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
 
 void write_phi3(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
 void read_phi3(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);

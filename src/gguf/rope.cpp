@@ -45,36 +45,44 @@ io::Json llama3_from_factors(const GgufKeys& keys, const std::vector<float>& fac
           {"original_max_position_embeddings", rope.original_max_positions}};
 }
 
-io::Json yarn_from_keys(const GgufKeys& keys) {
+io::Json yarn_from_keys(const GgufKeys& keys, std::string_view multiplier) {
   for (const std::string_view key : {"%.rope.scaling.attn_factor", "%.rope.scaling.yarn_attn_factor"}) {
     if (keys.number(key).value_or(1) != 1) throw keys.error(ErrorCode::unsupported, key, "is not 1");
   }
-  if (keys.number("%.rope.scaling.yarn_log_multiplier").value_or(0) != 0) {
-    throw keys.error(ErrorCode::unsupported, "%.rope.scaling.yarn_log_multiplier", "is not 0");
+  constexpr std::string_view log_multiplier = "%.rope.scaling.yarn_log_multiplier";
+  const double stated = keys.number(log_multiplier).value_or(0);
+  const bool taken_back = stated == 1 && multiplier == log_multiplier;
+  if (stated != 0 && !taken_back) {
+    throw keys.error(ErrorCode::unsupported, log_multiplier, concat("is ", stated));
   }
   io::Json scaling = {{"rope_type", "yarn"},
                       {"factor", keys.number("%.rope.scaling.factor").value_or(1)},
                       {"original_max_position_embeddings",
                        keys.size("%.rope.scaling.original_context_length", keys.size("%.context_length"))}};
+  if (taken_back) scaling["mscale"] = scaling["mscale_all_dim"] = 1;
   if (const auto fast = keys.number("%.rope.scaling.yarn_beta_fast")) scaling["beta_fast"] = *fast;
   if (const auto slow = keys.number("%.rope.scaling.yarn_beta_slow")) scaling["beta_slow"] = *slow;
   return scaling;
 }
 
 [[noreturn]] void refuse(std::string_view what) {
-  throw Error(ErrorCode::unsupported, concat("config.json: ", what)).detail("GGUF metadata cannot say it");
+  throw Error(ErrorCode::unsupported, concat("config.json: ", what))
+      .detail("GGUF metadata cannot say it")
+      .hint("llama.cpp could not run it: repack or quantize --to another format, which other programs load");
 }
 
 void yarn_to_gguf(const model::RopeConfig& rope, const std::string& prefix, io::GgufMetadata& metadata) {
   if (!rope.truncate) refuse("yarn without truncation");
-  const double usual = rope.factor <= 1 ? 1.0 : 0.1 * std::log(rope.factor) + 1.0;
-  if (rope.attention_factor != usual) refuse(concat("yarn's attention_factor ", rope.attention_factor));
+  if (std::abs(rope.attention_factor / usual_magnitude(rope.factor) - 1) > 1e-9)
+    refuse(concat("yarn's attention_factor ", rope.attention_factor));
   metadata.push_back({prefix + "original_context_length", static_cast<uint32_t>(rope.original_max_positions)});
   metadata.push_back({prefix + "yarn_beta_fast", static_cast<float>(rope.beta_fast)});
   metadata.push_back({prefix + "yarn_beta_slow", static_cast<float>(rope.beta_slow)});
 }
 
 }  // namespace
+
+double usual_magnitude(double factor) { return factor <= 1 ? 1.0 : 0.1 * std::log(factor) + 1.0; }
 
 std::vector<float> llama3_factors(const model::RopeConfig& rope, int64_t head_dim) {
   model::RopeConfig plain = rope;
@@ -85,8 +93,8 @@ std::vector<float> llama3_factors(const model::RopeConfig& rope, int64_t head_di
   return factors;
 }
 
-io::Json rope_scaling_from_gguf(const GgufKeys& keys, const std::vector<float>& factors, double theta,
-                                int64_t head_dim) {
+io::Json rope_scaling_from_gguf(const GgufKeys& keys, const std::vector<float>& factors, double theta, int64_t head_dim,
+                                std::string_view multiplier) {
   const std::string type = keys.text(scaling_type).value_or("none");
   if (!factors.empty()) {
     if (type != "none") throw keys.error(ErrorCode::unsupported, scaling_type, "beside rope_freqs.weight");
@@ -96,7 +104,7 @@ io::Json rope_scaling_from_gguf(const GgufKeys& keys, const std::vector<float>& 
   const auto older = keys.number("%.rope.scale_linear");
   const double factor = keys.number("%.rope.scaling.factor").value_or(older.value_or(1));
   if (!(factor > 0)) throw keys.error(ErrorCode::bad_file, "%.rope.scaling.factor", "is not above 0");
-  if (type == "yarn") return yarn_from_keys(keys);
+  if (type == "yarn") return yarn_from_keys(keys, multiplier);
   if (type == "linear" || (type == "none" && older.value_or(1) != 1)) {
     return {{"rope_type", "linear"}, {"factor", factor}};
   }

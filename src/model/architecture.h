@@ -61,6 +61,7 @@ struct ArchitectureRow {
   bool reads_rope = false;                         ///< `read` reads the rotary embeddings, which differ between layers
   /// Positions of pictures turn other channels than those of text do: for text alone they are the same.
   bool text_mrope = false;
+  std::string_view end_of_stack = {};  ///< behind the names of tensors in which experts are stacked: ".weight"
 
   std::string_view gguf = {};       ///< general.architecture; several rows may share one; empty: GGUF is not written
   bool gguf_rotary_pairs = false;   ///< GGUF stores channels of q and k that rotate together side by side

@@ -82,6 +82,7 @@ struct MixtureConfig {
   /// Experts stand in so many groups, of which some are chosen first, by the sum of their two best scores.
   int64_t groups = 1, chosen_groups = 1;
   ExpertStorage storage = ExpertStorage::by_name;
+  bool stacks_alone = false;  ///< readers of 16 bit know the experts as stacks, and under no names of their own
 
   bool operator==(const MixtureConfig&) const = default;
 };

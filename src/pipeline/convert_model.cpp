@@ -98,7 +98,10 @@ LinearPlan plan_part(const PackedLinearInfo& whole, const model::ExpertPart& par
         .hint(concat("quantize --to ", row.name, " keeps what it does not pack"));
   }
   checkpoint::DialectFit fit = row.fit(info);
-  if (!fit.scheme) throw refuse(fit.loses);
+  if (!fit.scheme) {
+    const std::string last = info.name.substr(info.name.rfind('.') + 1);
+    throw refuse(fit.loses).hint(concat("another scheme, or quantize --keep '*.", last, "' leaves it in 16 bit"));
+  }
   if (!wishes.scales_inputs && row.needs_inputs != nullptr && row.needs_inputs(*fit.scheme)) {
     throw refuse("its readers want a scale of the inputs beside that of the weights")
         .hint("--activation-scales --calib TEXT measures them");

@@ -1,6 +1,7 @@
 #include "pipeline/decode_model.h"
 
 #include <algorithm>
+#include <charconv>
 #include <limits>
 #include <map>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "core/text.h"
 #include "formats/gguf_blocks.h"
 #include "io/output.h"
+#include "model/architecture.h"
 #include "model/model.h"
 #include "model/stored_sizes.h"
 #include "pipeline/output_rules.h"
@@ -43,13 +45,21 @@ struct DecodedTensor {
   bool turned = false;  ///< each transposed
 };
 
+/// Where an expert's matrix stands in a stack.
+struct StackPlace {
+  std::string stack;
+  int64_t position = 0;  ///< in the order of rows, counted in matrices
+  int64_t pieces = 1;    ///< matrices of one expert: two where gates and ups stand apart
+};
+
 struct DecodePlan {
   checkpoint::Folder source;  ///< as it is opened: of small floats, decoded already
   io::Checkpoint tensors;     ///< with every packed linear as the F32 matrix that it stands for
   DType dtype = DType::bf16;  ///< of what is decoded
-  /// Stacks all of whose experts are linears by themselves now, where the architecture says how they stood.
-  std::set<std::string, std::less<>> stacks = {};
-  bool inputs_first = false;  ///< they did
+  /// Of stacks all of whose experts are linears by themselves now, where the architecture says how they stood: by tensor.
+  std::map<std::string, StackPlace, std::less<>> stacks = {};
+  bool inputs_first = false;           ///< they did
+  std::string_view end_of_stack = {};  ///< behind their names
   std::vector<DecodedTensor> list = {};
 };
 
@@ -62,14 +72,25 @@ bool holds_stack(const io::Checkpoint& raw, const std::string& stack) {
   return raw.contains(stack) && raw.at(stack).dtype == DType::f8_e4m3 && raw.at(stack).shape.size() == 3;
 }
 
+/// "T.3" → "T" and 3; −1: no number stands there.
+std::pair<std::string_view, int64_t> numbered(std::string_view module) {
+  const size_t dot = module.rfind('.');
+  if (dot == std::string_view::npos) return {module, -1};
+  const std::string_view digits = module.substr(dot + 1);
+  int64_t number = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  const bool whole = error == std::errc() && end == digits.data() + digits.size();
+  return {module.substr(0, dot), whole ? number : -1};
+}
+
 /// "T.3.weight" → "T", where the files hold the codes of the stack T, or the architecture says that it is one.
-std::optional<std::string> stack_of(const DecodePlan& plan, const io::Checkpoint& raw, std::string_view name) {
-  const std::string_view expert = model::module_path(name);
-  const size_t dot = expert.rfind('.');
-  if (dot == std::string_view::npos) return std::nullopt;
-  std::string stack(expert.substr(0, dot));
-  if (plan.stacks.contains(stack) || holds_stack(raw, stack)) return stack;
-  return raw.contains(stack + std::string(codes_of_stack)) ? std::optional(std::move(stack)) : std::nullopt;
+std::optional<StackPlace> stack_of(const DecodePlan& plan, const io::Checkpoint& raw, const std::string& name) {
+  if (const auto known = plan.stacks.find(name); known != plan.stacks.end()) return known->second;
+  const auto [stack, position] = numbered(model::module_path(name));
+  if (position < 0) return std::nullopt;
+  StackPlace place{std::string(stack), position};
+  const bool stands = holds_stack(raw, place.stack) || raw.contains(place.stack + std::string(codes_of_stack));
+  return stands ? std::optional(std::move(place)) : std::nullopt;
 }
 
 /// The path that a tensor of codes or scales belongs to: "T_blocks" → "T", "X.weight_scale" → "X".
@@ -80,67 +101,91 @@ std::string owner_of(const std::string& name) {
   return name.substr(0, name.rfind('.'));
 }
 
-/// Experts in the order of their numbers: names have "10" before "9".
-void order_parts(DecodedTensor& tensor) {
-  const auto number = [&](const std::string& part) { return std::stoll(part.substr(tensor.name.size() + 1)); };
-  std::ranges::sort(tensor.parts, {}, number);
+/// Parts of a stack in the order of its rows: names have "10" before "9".
+void order_parts(const DecodePlan& plan, const io::Checkpoint& raw, DecodedTensor& tensor) {
+  std::ranges::sort(tensor.parts, {}, [&](const auto& part) { return stack_of(plan, raw, part)->position; });
+}
+
+std::string origin_of(const DecodePlan& plan, const io::Checkpoint& raw, const std::string& name,
+                      const std::string& path) {
+  if (const auto* packed = plan.source.quantization.find(model::module_path(name)); packed != nullptr) {
+    const std::string scheme = formats::to_string(packed->passes.front().scheme);
+    return packed->passes.size() > 1 ? concat(scheme, " and ", packed->passes.size() - 1, " passes") : scheme;
+  }
+  if (!raw.contains(name)) return holds_stack(raw, path) ? std::string(dtype_name(DType::f8_e4m3)) : "E2M1";
+  const DType stored = raw.at(name).dtype;
+  return stored == DType::u8 || stored == DType::i8 ? "E2M1" : std::string(dtype_name(stored));
 }
 
 void list_decoded(DecodePlan& plan, const io::Checkpoint& raw) {
-  std::map<std::string, DecodedTensor> decoded;  // by path
+  std::map<std::string, DecodedTensor> decoded;                 // by path
+  std::map<std::string, std::string, std::less<>> stack_paths;  // by the path of a part
   for (const auto& [name, info] : plan.tensors.tensors()) {
     if (!is_decoded(raw, plan.tensors, name)) continue;
-    const auto stack = stack_of(plan, raw, name);
-    const std::string path = stack.value_or(std::string(model::module_path(name)));
+    const auto place = stack_of(plan, raw, name);
+    const bool known = plan.stacks.contains(name);
+    const std::string module(model::module_path(name)), path = place ? place->stack : module;
+    stack_paths.emplace(module, path);
     DecodedTensor& tensor = decoded[path];
-    tensor.name = stack.value_or(name);
+    tensor.name = !place ? name : known ? concat(path, plan.end_of_stack) : path;
     tensor.parts.push_back(name);
-    tensor.stack = stack.has_value();
-    tensor.turned = tensor.stack && !holds_stack(raw, path) && (plan.inputs_first || !plan.stacks.contains(path));
-    const auto parts = static_cast<int64_t>(tensor.parts.size());
+    tensor.stack = place.has_value();
+    tensor.turned = tensor.stack && !holds_stack(raw, path) && (plan.inputs_first || !known);
+    const int64_t pieces = place ? place->pieces : 1, experts = std::ssize(tensor.parts) / pieces;
     tensor.shape = !tensor.stack   ? info.shape
-                   : tensor.turned ? Shape{parts, info.shape[1], info.shape[0]}
-                                   : Shape{parts, info.shape[0], info.shape[1]};
+                   : tensor.turned ? Shape{experts, info.shape[1], info.shape[0]}
+                                   : Shape{experts, info.shape[0] * pieces, info.shape[1]};
     tensor.dtype = plan.dtype;
-    tensor.from = raw.contains(name)       ? dtype_name(raw.at(name).dtype)
-                  : holds_stack(raw, path) ? dtype_name(DType::f8_e4m3)
-                                           : "E2M1";
-    if (const auto* packed = plan.source.quantization.find(model::module_path(name)); packed != nullptr) {
-      tensor.from = formats::to_string(packed->passes.front().scheme);
-      if (packed->passes.size() > 1) tensor.from += concat(" and ", packed->passes.size() - 1, " passes");
-    } else if (tensor.from == dtype_name(DType::u8) || tensor.from == dtype_name(DType::i8)) {
-      tensor.from = "E2M1";
-    }
+    tensor.from = origin_of(plan, raw, name, path);
   }
+  const auto owning = [&](const std::string& path) {
+    const auto part = stack_paths.find(path);
+    return decoded.find(part != stack_paths.end() ? part->second : path);
+  };
   for (const auto& [name, info] : raw.tensors()) {
     if (plan.tensors.contains(name) && !is_decoded(raw, plan.tensors, name)) continue;
     std::string owner = owner_of(name);
     // A plane of w4q has the number of its pass, too, and that of its expert.
-    for (int i = 0; i < 2 && !decoded.contains(owner); ++i) owner = owner_of(owner);
-    if (const auto found = decoded.find(owner); found != decoded.end()) {
+    for (int i = 0; i < 2 && owning(owner) == decoded.end(); ++i) owner = owner_of(owner);
+    if (const auto found = owning(owner); found != decoded.end()) {
       found->second.bytes_before += static_cast<int64_t>(info.size());
     }
   }
   for (auto& [path, tensor] : decoded) {
-    if (tensor.stack) order_parts(tensor);
+    if (tensor.stack) order_parts(plan, raw, tensor);
     plan.list.push_back(std::move(tensor));
   }
 }
 
-/// "….gate_up_proj.0" and so on.
-void find_stacks(DecodePlan& plan) {
-  const model::ModelConfig config = model::open_model(plan.source).config;
-  const auto storage = config.mixture.storage;
-  if (config.architecture == nullptr || storage == model::ExpertStorage::by_name) return;
-  plan.inputs_first = storage == model::ExpertStorage::stacked_in_turn;
-  std::map<std::string, int64_t, std::less<>> experts;
-  for (const auto& [name, info] : plan.source.quantization.linears) {
-    const size_t dot = name.rfind('.');
-    const bool numbered = dot != name.npos && name.find_first_not_of("0123456789", dot + 1) == name.npos;
-    if (numbered) ++experts[name.substr(0, dot)];
+/// Of an expert that stands by itself: "….gate_up_proj.3", or by the names of its three matrices.
+std::optional<StackPlace> place_in_stack(std::string_view module, const model::MixtureConfig& mixture) {
+  if (mixture.storage != model::ExpertStorage::by_name) {
+    const auto [stack, position] = numbered(module);
+    return position < 0 ? std::nullopt : std::optional(StackPlace{std::string(stack), position});
   }
-  for (const auto& [stack, count] : experts) {
-    if (count == config.mixture.experts) plan.stacks.insert(stack);
+  const size_t dot = std::min(module.rfind('.'), module.size());
+  const auto [experts, number] = numbered(module.substr(0, dot));
+  const std::string_view part = module.substr(std::min(dot + 1, module.size()));
+  if (number < 0 || !mixture.stacks_alone) return std::nullopt;
+  if (part == "down_proj") return StackPlace{concat(experts, ".down_proj"), number};
+  if (part != "gate_proj" && part != "up_proj") return std::nullopt;
+  return StackPlace{concat(experts, ".gate_up_proj"), 2 * number + (part == "up_proj" ? 1 : 0), 2};
+}
+
+void find_stacks(DecodePlan& plan, const io::Checkpoint& raw) {
+  const model::ModelConfig config = model::open_model(plan.source).config;
+  if (config.architecture == nullptr || config.mixture.experts == 0) return;
+  plan.inputs_first = config.mixture.storage == model::ExpertStorage::stacked_in_turn;
+  plan.end_of_stack = config.architecture->end_of_stack;
+  std::map<std::string, std::map<std::string, StackPlace>> stacks;
+  for (const auto& [name, info] : plan.tensors.tensors()) {
+    if (!is_decoded(raw, plan.tensors, name)) continue;
+    auto place = place_in_stack(model::module_path(name), config.mixture);
+    if (place) stacks[place->stack].emplace(name, std::move(*place));
+  }
+  for (auto& [stack, parts] : stacks) {
+    const int64_t pieces = parts.begin()->second.pieces;
+    if (std::ssize(parts) == pieces * config.mixture.experts) plan.stacks.merge(parts);
   }
 }
 
@@ -168,7 +213,7 @@ DecodePlan make_plan(const DecodeRequest& request) {
   const io::Checkpoint raw = io::Checkpoint::open(request.input);
   const auto stated = checkpoint::stated_dtype(source.config);
   DecodePlan plan{source, model::decoded(source).tensors, DType::f32};
-  find_stacks(plan);
+  find_stacks(plan, raw);
   if (request.to == half_name) plan.dtype = stated == DType::f16 ? DType::f16 : DType::bf16;
   list_decoded(plan, raw);
   if (plan.list.empty()) {

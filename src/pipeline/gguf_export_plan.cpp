@@ -269,6 +269,17 @@ bool ExportedTensor::is_plain() const noexcept {
   return file.rows.is_plain(rows) && file.columns.is_plain(columns) && !file.changes_values();
 }
 
+/// Layers behind which what was seen is added, of a model that sees: a file of its towers has to meet one that says so.
+void add_picture_layers(ExportPlan& plan) {
+  const io::Json& config = plan.model.folder.config;
+  const auto vision = config.find("vision_config");
+  if (vision == config.end() || !vision->is_object()) return;
+  const auto layers = vision->find("deepstack_visual_indexes");
+  if (layers == vision->end() || !layers->is_array() || layers->empty()) return;
+  const std::string_view name = plan.model.config.architecture->gguf;
+  plan.metadata.push_back({concat(name, ".n_deepstack_layers"), static_cast<uint32_t>(layers->size())});
+}
+
 std::unique_ptr<ExportPlan> plan_export(const GgufExportRequest& request) {
   GgufTarget target = gguf_target(request.to);
   if (request.bytes > 0) target = sized_target();
@@ -286,6 +297,7 @@ std::unique_ptr<ExportPlan> plan_export(const GgufExportRequest& request) {
   plan.rope_factors = gguf::rope_factors_to_gguf(plan.model.config);
   plan.metadata = general_metadata(request.input, target, plan);
   append(plan.metadata, gguf::config_to_gguf(plan.model.config, plan.notes));
+  add_picture_layers(plan);
   append(plan.metadata, read_tokenizer(request, plan));
   for (const auto& warning : plan.model.folder.tensors.warnings()) plan.notes.push_back(warning);
   if (request.bytes > 0) choose_size(request, plan);

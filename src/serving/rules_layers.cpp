@@ -167,15 +167,55 @@ void routers(const Question& question, Findings& findings) {
   }
 }
 
-/// Each of gpt-oss's stacks is one parameter there, which no names of single experts become: it is drawn at random.
+/// Experts of a mixture, whatever stacks are called.
+bool is_of_experts(const std::string& path) {
+  constexpr std::string_view parts[] = {".experts.", ".input_linear.", ".output_linear."};
+  return std::ranges::any_of(parts, [&](std::string_view part) { return path.find(part) != std::string::npos; });
+}
+
+/// Each stack is one parameter there, which no names of single experts become: it is drawn at random.
+void stacks(const Question& question, Findings& findings, bool small_floats) {
+  for (const auto& [path, linear] : question.model.linears()) {
+    if (!is_of_experts(path) || !is_packed(linear) || (small_floats && linear.form == Form::mxfp4_stack)) continue;
+    findings.add(
+        Severity::wrong, linear.name(), {}, concat("stacks of experts, in 16 bit", small_floats ? " or MXFP4" : ""),
+        std::string(to_string(linear.form)),
+        concat(small_floats ? "w4q quantize --to gpt-oss; or " : "", "keep the experts (--keep '*.experts.*')"));
+  }
+}
+
 void oss_experts(const Question& question, Findings& findings) {
-  const StoredModel& model = question.model;
-  if (text(model.config(), "model_type") != "gpt_oss") return;
-  for (const auto& [path, linear] : model.linears()) {
-    if (path.find(".experts.") == std::string::npos || !is_packed(linear) || linear.form == Form::mxfp4_stack) continue;
-    findings.add(Severity::wrong, linear.name(), {}, "stacks of experts, in 16 bit or MXFP4",
+  if (text(question.model.config(), "model_type") == "gpt_oss") stacks(question, findings, true);
+}
+
+void stacked_experts(const Question& question, Findings& findings) {
+  const std::string type = text(question.model.config(), "model_type");
+  if (type == "gemma4" || type == "gemma4_text" || type == "granitemoe") stacks(question, findings, false);
+}
+
+/// Experts are one parameter a layer, which words of GPTQ and AWQ never become: only GPTQModel's own loader takes it apart.
+void experts_by_gptqmodel(const Question& question, Findings& findings) {
+  const Method method = question.model.method();
+  if (method != Method::gptq && method != Method::awq) return;
+  for (const auto& [path, linear] : question.model.linears()) {
+    if (path.find(".experts.") == std::string::npos || !is_packed(linear)) continue;
+    findings.add(Severity::note, linear.name(), {}, "that experts are loaded by GPTQModel.load",
                  std::string(to_string(linear.form)),
-                 "w4q quantize --to gpt-oss; or keep the experts (--keep '*.experts.*')");
+                 "from_pretrained draws them at random; w4q repack --to compressed-tensors holds the same codes");
+    return;
+  }
+}
+
+/// Experts are decompressed by their scales alone, without the factor of the tensor, which all are off by then.
+void expert_factors(const Question& question, Findings& findings) {
+  const StoredModel& model = question.model;
+  if (model.method() != Method::compressed_tensors) return;
+  for (const auto& [path, linear] : model.linears()) {
+    if (!is_of_experts(path) || linear.form != Form::nvfp4) continue;
+    findings.add(Severity::wrong, linear.name(), {},
+                 "experts whose scales stand alone: its weight_global_scale is not read",
+                 std::string(to_string(linear.form)),
+                 "another format for the experts (FP8, integers), or keep them (--keep '*.experts.*')");
   }
 }
 
@@ -242,6 +282,21 @@ std::vector<Rule> layer_rules() {
        "experts of gpt-oss are stacks",
        "transformers gpt_oss/modeling_gpt_oss.py, conversion_mapping.py",
        oss_experts},
+      {"stacked-experts",
+       {transformers},
+       "experts of Gemma 4 and Granite are stacks",
+       "transformers conversion_mapping.py: no entry of single experts",
+       stacked_experts},
+      {"gptqmodel-experts",
+       {transformers},
+       "a note: words of GPTQ and AWQ become experts by GPTQModel.load alone",
+       "transformers conversion_mapping.py; gptqmodel with defuser",
+       experts_by_gptqmodel},
+      {"expert-factors",
+       {transformers},
+       "experts of compressed-tensors have no factor of the tensor",
+       "transformers integrations/compressed_tensors.py CompressedTensorsDequantize",
+       expert_factors},
       {"embeddings", readers, "embedding tables stay in 16 bit; vllm reads symmetric integers of compressed-tensors",
        "vllm compressed_tensors_embedding.py", embeddings},
       {"dynamic", servers, "rules of dynamic match the names of fused layers",

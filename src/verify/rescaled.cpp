@@ -263,6 +263,12 @@ Units RescaledWeights::units(const std::string& module) {
   return result;
 }
 
+std::vector<float> RescaledWeights::row_factors(const std::string& module) {
+  std::vector<float> factors = rows(module);
+  for (float& factor : factors) factor = 1 / factor;
+  return factors;
+}
+
 LinearWeight RescaledWeights::effective(const std::string& module) {
   auto stored = stored_weight(candidate_.folder, module);
   const Units scales = units(module);

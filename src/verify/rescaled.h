@@ -31,6 +31,9 @@ class RescaledWeights {
   /// What brings the base's weight of `module` into the units of the stored one; nothing where it carries no folded
   /// scales.
   Units units(const std::string& module);
+  /// What each row of the base's weight was multiplied by, as the stored one says within what rounding leaves, whether
+  /// it carries folded scales or not. Throws mismatch when its size is not the base's.
+  std::vector<float> row_factors(const std::string& module);
 
  private:
   /// Whether config.json names what is rescaled: other programs do not, and what they folded is found out.

@@ -500,6 +500,28 @@ TEST_F(AnyModel, StackedExpertsGetTheNamesThatReadersKnow) {
   run({"verify", path("int4-f32"), "--base", model});
 }
 
+/// Programs that know experts as stacks alone find them again in 16 bit, whatever the codes were and under whichever names.
+TEST_F(AnyModel, StacksComeBackAsStacks) {
+  for (const auto& [type, module, end] : {std::tuple{"gpt_oss", "mlp.experts.down_proj", ""},
+                                          std::tuple{"granitemoe", "block_sparse_moe.output_linear", ".weight"}}) {
+    const std::string stack = concat("model.layers.1.", module, end);
+    const fs::path model = path(concat(type, "-model"));
+    write_small_model(model::architecture_row(type), model);
+    for (const char* scheme : {"int4-g32-bf16", "fp8-channel-bf16"}) {
+      const bool integers = std::string_view(scheme).starts_with("int4");
+      const std::string name = concat(type, integers ? "-int4" : "-fp8");
+      run({"quantize", model, "-o", path(name), "--scheme", scheme, "--to",
+           integers ? "compressed-tensors" : "compressed-tensors-float"});
+      run({"repack", path(name), "-o", path(name + "-f32"), "--to", "hf-f32"});
+      const auto source = io::Checkpoint::open(model), written = io::Checkpoint::open(path(name + "-f32"));
+      ASSERT_TRUE(written.contains(stack)) << name;
+      EXPECT_EQ(written.at(stack).shape, source.at(stack).shape) << name;
+      EXPECT_EQ(written.tensors().size(), source.tensors().size()) << name;
+      run({"verify", path(name + "-f32"), "--base", model});
+    }
+  }
+}
+
 /// What transformers loads of models whose experts are no linears there: attention packed, stacks as they were.
 TEST_F(AnyModel, StacksThatAreKeptAreNotMissed) {
   const fs::path model = path("stacked");

@@ -30,6 +30,10 @@ class Folder:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(path)
+        of_text = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}.get(config.model_type)
+        if of_text:  # of text they compute the same, and stand in no list of causal models
+            stated = {key: value for key, value in config.to_dict().items() if key != "model_type"}
+            config = AutoConfig.for_model(of_text, **stated)
         if (getattr(config, "pad_token_id", None) or 0) >= getattr(config, "vocab_size", math.inf):
             config.pad_token_id = None  # what transformers assumes of the family, not of a small vocabulary
         stated = getattr(config, "quantization_config", None)

@@ -54,7 +54,7 @@ std::vector<Clean> clean_models() {
     add("FP8 in blocks", made_headers(Words::fp8_blocks, 8, 128, false, mixture),
         {vllm, sglang, transformers, trt_llm});
     add("FP8 a row", made_headers(Words::fp8_channel, 8, 128, false, mixture), {vllm, sglang, transformers, trt_llm});
-    add("NVFP4", made_headers(Words::nvfp4, 4, 16, false, mixture), readers);
+    if (!mixture) add("NVFP4", made_headers(Words::nvfp4, 4, 16, false, mixture), readers);
     add("NVFP4 of ModelOpt", made_headers(Words::nvfp4_modelopt, 4, 16, false, mixture), {vllm, sglang, trt_llm});
     add("Humming", made_headers(Words::humming, 4, 128, false, mixture), {vllm, sglang});
   }
@@ -80,6 +80,14 @@ TEST(Prediction, SoundFoldersLoadWhereTheTableSaysSoAndNowhereElse) {
       if (!wanted || !row.splits) continue;
       EXPECT_EQ(prediction.tensor_parallel.front(), 1) << clean.name;
     }
+  }
+}
+
+TEST(Prediction, ServersLoadExpertsOfNvfp4) {
+  const MadeHeaders made = made_headers(Words::nvfp4, 4, 16, false, true);
+  for (const Program program : {vllm, sglang}) {
+    const Prediction prediction = predicted(made, program);
+    EXPECT_TRUE(prediction.loads() && prediction.right()) << to_text(prediction);
   }
 }
 
@@ -165,6 +173,10 @@ std::vector<Fault> faults() {
       {"awq-zeros", "no qzeros", awq, [](MadeHeaders& made) { made.drop("q_proj.qzeros"); }, vllm, "q_proj"},
       {"gpt-oss", "experts one by one", mixture, [](MadeHeaders& made) { made.config["model_type"] = "gpt_oss"; },
        transformers, "experts.0"},
+      {"stacked-experts", "experts of Gemma 4 one by one", mixture,
+       [](MadeHeaders& made) { made.config["model_type"] = "gemma4_text"; }, transformers, "experts.0"},
+      {"expert-factors", "NVFP4 experts", made_headers(Words::nvfp4, 4, 16, false, true), [](MadeHeaders&) {},
+       transformers, "weight_global_scale"},
       {"ct-actorder", "of groups", ct, [&](MadeHeaders& made) { weights(made)["actorder"] = "group"; }, vllm,
        "actorder"},
       {"ct-bits", "3 bits", made_headers(Words::compressed, 3), [](MadeHeaders&) {}, sglang, "num_bits"},
@@ -358,8 +370,8 @@ TEST(Prediction, NamesEverySeededFault) {
     EXPECT_TRUE(named) << fault.rule << ": " << fault.name << "\n" << to_text(prediction);
   }
   // Notes and rules about values have tests of their own.
-  const std::set<std::string> elsewhere{"scale-dtype", "marlin-experts", "group-order",
-                                        "factors",     "cache-scales",   "gguf-types"};
+  const std::set<std::string> elsewhere{"scale-dtype",  "marlin-experts", "group-order",      "factors",
+                                        "cache-scales", "gguf-types",     "gptqmodel-experts"};
   for (const Rule& rule : rules()) {
     EXPECT_TRUE(seeded.contains(std::string(rule.id)) || elsewhere.contains(std::string(rule.id))) << rule.id;
     EXPECT_FALSE(rule.asks.empty() || rule.source.empty()) << rule.id;
@@ -456,6 +468,14 @@ TEST(Prediction, NotesExpertsThatMarlinDoesNotTake) {
   auto made = made_headers(Words::compressed, 4, 128, false, true);
   made.config["hidden_size"] = 1088;
   EXPECT_NE(text_of(made, vllm).find("[marlin-experts]"), std::string::npos);
+}
+
+TEST(Prediction, NotesWhoLoadsExpertsOfGptq) {
+  for (const Words words : {Words::gptq, Words::awq}) {
+    EXPECT_NE(text_of(made_headers(words, 4, 128, false, true), transformers).find("[gptqmodel-experts]"),
+              std::string::npos);
+    EXPECT_EQ(text_of(made_headers(words), transformers).find("[gptqmodel-experts]"), std::string::npos);
+  }
 }
 
 // ---- programs ----------------------------------------------------------------------------------------------------------

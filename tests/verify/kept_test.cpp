@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <fstream>
+
 #include "core/convert.h"
 #include "packed_model.h"
 #include "pipeline/convert_model.h"
@@ -70,6 +72,50 @@ TEST_F(Kept, AnotherConfigIsNamed) {
   const auto base = model::open_model(test::bundled_model());
   candidate.config.rope.theta = 10000;
   EXPECT_THAT(check_kept(candidate, base).faults, Contains(StartsWith("config.json: rope_theta is 10000")));
+}
+
+/// AWQ divides rows of v_proj, and their bias with them; another program's folder does not say which.
+TEST(KeptBias, CarriesTheScalesOfItsRows) {
+  set_progress_enabled(false);
+  const test::TemporaryFolder folder;
+  const auto base = test::testdata() / "arch/qwen2-window";
+  std::vector<uint16_t> ids(1024);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint16_t>(3 + i * i % 89);
+  std::ofstream(folder / "ids.u16", std::ios::binary)
+      .write(reinterpret_cast<const char*>(ids.data()), static_cast<std::streamsize>(2 * ids.size()));
+  pipeline::QuantizeRequest request;
+  request.model = base;
+  request.output = folder / "planes";
+  request.method = "awq";
+  request.scheme = formats::parse_scheme("int4-g32-bf16");
+  request.options.steps = {{.kind = quantize::StepKind::awq, .input_scales = false}};
+  request.keep = {"*.mlp.*"};  // whose 88 inputs are no groups of 32
+  request.calibrated.emplace();
+  request.calibrated->text.ids = folder / "ids.u16";
+  request.calibrated->text.samples = 4;
+  request.calibrated->text.length = 128;
+  pipeline::quantize_model(request);
+  const auto opened = model::open_model(base);
+  const auto faults = [&](float factor) {
+    std::filesystem::remove_all(folder / "q");
+    pipeline::convert_model({.input = folder / "planes", .output = folder / "q", .to = "compressed-tensors"});
+    int64_t changed = 0;
+    test::rewrite(folder / "q", [&](io::PlannedTensor& tensor, std::vector<std::byte>& bytes) {
+      if (!tensor.name.ends_with("layers.1.self_attn.v_proj.bias")) return true;
+      std::vector<float> values(static_cast<size_t>(element_count(tensor.shape))), stored(values.size());
+      widen(bytes, tensor.dtype, values);
+      const auto original = opened.folder.tensors.load(tensor.name);
+      widen(original->bytes, original->dtype, stored);
+      for (size_t i = 0; i < values.size(); ++i) changed += values[i] != stored[i];
+      values[3] *= factor;
+      narrow(values, tensor.dtype, bytes);
+      return true;
+    });
+    EXPECT_GT(changed, 0);
+    return check_kept(model::open_model(folder / "q"), opened).faults;
+  };
+  EXPECT_THAT(faults(1), IsEmpty());
+  EXPECT_THAT(faults(2), ::testing::ElementsAre(StartsWith("model.layers.1.self_attn.v_proj.bias")));
 }
 
 }  // namespace

@@ -94,6 +94,7 @@ void read_gemma4(const ConfigReader& reader, ModelConfig& config) {
   if (!reader.boolean("enable_moe_block").value_or(false)) return;
   read_mixture(reader, {.chosen = "top_k_experts"}, config);
   config.mixture.storage = ExpertStorage::stacked_halves;
+  config.mixture.stacks_alone = true;
   config.mixture.shared_intermediate = config.intermediate_size;
 }
 

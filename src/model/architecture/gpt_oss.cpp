@@ -17,6 +17,7 @@ void read_gpt_oss(const ConfigReader& reader, ModelConfig& config) {
   for (auto& layer : config.attention) layer.sinks = true;
   read_mixture(reader, {.experts = "num_local_experts", .intermediate = "intermediate_size"}, config);
   config.mixture.storage = ExpertStorage::stacked_in_turn;
+  config.mixture.stacks_alone = true;
   config.activation = Activation::clamped_swiglu;
   config.activation_limit = reader.positive("swiglu_limit", 7.0);
   constexpr double slope = 1.702;

@@ -17,6 +17,7 @@ void read_granite(const ConfigReader& reader, ModelConfig& config) {
 void read_granitemoe(const ConfigReader& reader, ModelConfig& config) {
   read_mixture(reader, {.experts = "num_local_experts", .intermediate = "intermediate_size"}, config);
   config.mixture.storage = ExpertStorage::stacked_halves;
+  config.mixture.stacks_alone = true;
   read_granite(reader, config);
 }
 
@@ -45,6 +46,7 @@ constinit const ArchitectureRow granitemoe_architecture = {.model_type = "granit
                                                            .class_name = "GraniteMoeForCausalLM",
                                                            .max_positions = 2048,
                                                            .attention_bias = BiasRule::stated,
+                                                           .end_of_stack = ".weight",
                                                            .read = read_granitemoe,
                                                            .blocks = granitemoe_blocks};
 

@@ -47,6 +47,8 @@ constinit const ArchitectureRow ministral3_architecture = {
     .rms_norm_eps = 1e-5,
     .window = 0,
     .windows = WindowRule::all_layers,
+    .gguf = "mistral3",
+    .gguf_rotary_pairs = true,
     .read = read_ministral3,
     .blocks = llama_blocks};
 

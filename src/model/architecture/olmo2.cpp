@@ -82,6 +82,7 @@ constinit const ArchitectureRow olmo3_architecture = {.model_type = "olmo3",
                                                       .qk_norm = true,
                                                       .whole_qk_norm = true,
                                                       .reads_rope = true,
+                                                      .gguf = "olmo2",
                                                       .read = read_olmo3,
                                                       .blocks = olmo2_blocks};
 

@@ -45,6 +45,7 @@ constinit const ArchitectureRow qwen3_vl_architecture = {.model_type = "qwen3_vl
                                                          .attention_bias = BiasRule::stated,
                                                          .qk_norm = true,
                                                          .text_mrope = true,
+                                                         .gguf = "qwen3vl",
                                                          .blocks = llama_blocks};
 
 constinit const ArchitectureRow qwen3_vl_moe_architecture = {.model_type = "qwen3_vl_moe_text",
@@ -57,6 +58,7 @@ constinit const ArchitectureRow qwen3_vl_moe_architecture = {.model_type = "qwen
                                                              .qk_norm = true,
                                                              .only_experts = true,
                                                              .text_mrope = true,
+                                                             .gguf = "qwen3vlmoe",
                                                              .read = read_qwen3_vl_moe,
                                                              .blocks = qwen3_moe_blocks};
 
