@@ -268,7 +268,7 @@ std::vector<int64_t> evenly(int64_t count, int64_t most) {
 
 /// Sums of squares over 16384 weights are those of a row of blocks times those of a column, but for 1 %; largest
 /// magnitudes, which make scales, are so but for 10 %, and codes make up for it. Of large matrices 8 rows and 8 columns of
-/// blocks are taken, of stacks as many of some experts.
+/// blocks are taken, of stacks as many of some experts, and of each block 16 rows, which leave 3 %.
 Grid grid_of(const Blocks& blocks, int64_t experts) {
   constexpr int64_t most_blocks = 256, fewest_free = 3, most_taken = 8, most_experts = 8;
   const auto count = std::ssize(blocks.scales());
@@ -285,7 +285,7 @@ Grid grid_of(const Blocks& blocks, int64_t experts) {
     for (const int64_t row : rows) {
       for (const int64_t col : cols) {
         const int64_t block = (matrix * down + row) * across + col;
-        const double scale = blocks.scales()[static_cast<size_t>(block)], energy = blocks.energy(block, true);
+        const double scale = blocks.scales()[static_cast<size_t>(block)], energy = blocks.energy(block, whole);
         if (!(scale > 0) || !std::isfinite(scale) || !(energy > 0)) return {};
         scales.push_back(std::log(scale)), weights.push_back(std::log(scale) + std::log(energy) / 2);
       }
