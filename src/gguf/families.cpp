@@ -89,6 +89,7 @@ void read_qwen3_moe(const io::GgufFile&, const GgufKeys& keys, io::Json& config)
 }
 
 void write_qwen2_moe(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  demand_own_head(config);
   write_mixture(config, prefix, false, 0, metadata);
   write_expert_size(config, prefix, metadata);
   metadata.push_back({prefix + "expert_shared_feed_forward_length", u32(config.mixture.shared_intermediate)});
