@@ -1,4 +1,5 @@
 // Ranks that the program makes of itself, without a launcher: as --devices does, on the CPU (W4Q_LOCAL_RANKS).
+#include <gmock/gmock.h>
 #include <signal.h>
 
 #include <atomic>
@@ -80,7 +81,7 @@ TEST_F(LocalRanks, WhatGoesWrongIsToldOnce) {
   const auto one = run_local(2, {"inspect", bundled_model()});
   EXPECT_EQ(one.status, 3);
   EXPECT_EQ(count(one.err, "error: inspect is the work of one process"), 1u) << one.err;
-  EXPECT_TRUE(names_in(path("")).empty());
+  EXPECT_THAT(names_in(path("")), ::testing::IsEmpty());
 }
 
 /// Whatever ends one of them ends all, and at once: nobody waits until it has been silent for long.
@@ -89,7 +90,7 @@ TEST_F(LocalRanks, AKilledOneEndsAllWithOneError) {
   EXPECT_EQ(run.status, 5) << run.err;
   EXPECT_EQ(count(run.err, "error:"), 1u) << run.err;
   EXPECT_NE(run.err.find("rank 2 of 3 was ended by signal 9"), std::string::npos) << run.err;
-  EXPECT_TRUE(names_in(path("")).empty());
+  EXPECT_THAT(names_in(path("")), ::testing::IsEmpty());
   EXPECT_LT(run.seconds, 12);  // silence is noticed after 15
 }
 
@@ -99,7 +100,7 @@ TEST_F(LocalRanks, ASignalToTheFirstOrToAnotherEndsAllWithOneWord) {
     EXPECT_TRUE(run.signal == SIGTERM || run.status == 128 + SIGTERM) << run.status;
     EXPECT_EQ(count(run.err, "interrupted; nothing was written"), 1u) << run.err;
     EXPECT_EQ(count(run.err, "error:"), 0u) << run.err;
-    EXPECT_TRUE(names_in(path("")).empty());
+    EXPECT_THAT(names_in(path("")), ::testing::IsEmpty());
   }
 }
 
@@ -118,7 +119,7 @@ TEST_F(LocalRanks, TheOptionTakesDifferentGpusOfThisMachine) {
   refused({"--devices", "1000"}, 4, "no GPU to use");
   const auto idle = run_w4q({"verify", bundled_model(), "--devices", "0,1", "--quiet"});
   EXPECT_NE(idle.status, 0);
-  EXPECT_TRUE(names_in(path("")).empty());
+  EXPECT_THAT(names_in(path("")), ::testing::IsEmpty());
 }
 
 TEST_F(LocalRanks, TheOptionIsNotForOneOfSeveral) {
