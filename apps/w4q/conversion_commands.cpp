@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "checkpoint/dialect/dialect.h"
 #include "core/error.h"
@@ -76,6 +77,15 @@ pipeline::ConvertRequest convert_request(const OutputOptions& output, const Conv
           .sharing = sharing(output)};
 }
 
+/// The headers of what a request makes, by the dialect that it is asked for.
+auto headers_in_dialects(pipeline::ConvertRequest request) {
+  return [request = std::move(request)](const std::string& to) {
+    pipeline::ConvertRequest other = request;
+    other.to = to;
+    return pipeline::planned_headers(other);
+  };
+}
+
 /// `convert`: export_turboquant or import_turboquant.
 template <auto convert>
 int turboquant(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
@@ -95,12 +105,8 @@ int to_dialect(const CommonOptions& common, const OutputOptions& output, const C
   const pipeline::ConvertRequest request = convert_request(output, conversion, conversion.allow_lossy);
   std::vector<std::string> notes = conversion.notes;
   if (!conversion.serving.empty()) {
-    const auto planned = [&](const std::string& to) {
-      pipeline::ConvertRequest other = request;
-      other.to = to;
-      return pipeline::planned_headers(other);
-    };
-    std::ranges::move(notes_of(require_served(conversion.serving, conversion.to, planned)), std::back_inserter(notes));
+    std::ranges::move(notes_of(require_served(conversion.serving, conversion.to, headers_in_dialects(request))),
+                      std::back_inserter(notes));
   }
   return convert_with(common, output, request, noted(pipeline::plan_convert, notes),
                       noted(pipeline::convert_model, notes));
@@ -188,12 +194,8 @@ std::string served_target(const OutputOptions& output, const Conversion& convers
         .hint("--to hf16 decodes it; w4q verify FILE.gguf --for asks the file");
   }
   if (wants_file(conversion.serving)) return "gguf";
-  const auto request = convert_request(output, conversion, conversion.allow_lossy);
-  return served_dialect(conversion.serving, [&](const std::string& to) {
-    pipeline::ConvertRequest other = request;
-    other.to = to;
-    return pipeline::planned_headers(other);
-  });
+  return served_dialect(conversion.serving,
+                        headers_in_dialects(convert_request(output, conversion, conversion.allow_lossy)));
 }
 
 int convert(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {

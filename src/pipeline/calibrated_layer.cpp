@@ -136,11 +136,11 @@ class LayerJob {
     return statistics_.empty() ? pair_->quantized : statistics_[group];
   }
 
-  /// Whether scales are searched for a group. Of an expert that was sent fewer rows than it has channels many of these
-  /// hardly spoke: small scales cost nothing on those rows, and what they divide afterwards ruins the weights.
-  /// An expert that was sent fewer tokens than it has input channels: they say little.
+  /// An expert that was sent fewer rows than it has channels: they say little of their inputs, and less of its outputs.
   bool is_scarce(size_t group) const { return groups_[group].expert && statistics(group).count < groups_[group].width; }
 
+  /// Whether scales are searched for a group. Of a scarce expert many channels hardly spoke: small scales cost nothing on
+  /// those rows, and what they divide afterwards ruins the weights.
   bool searches_scales(size_t group) const { return targets_[group].kind != Kind::none && !is_scarce(group); }
 
   std::vector<std::string> packed_linears(size_t group) const {

@@ -1,7 +1,6 @@
 #include "quantize/asymmetric.h"
 
 #include <algorithm>
-#include <cmath>
 #include <span>
 
 #include "core/error.h"
@@ -94,11 +93,7 @@ float part_of_move(const float* row, std::span<const float> move, std::span<cons
     const double value = row[order[p]], step = move[p];
     own += value * value, size += step * step, along += value * step;
   }
-  double part = 1;
-  if (size > limit.size * own) part = std::sqrt(limit.size * own / size);
-  if (along * part > limit.growth * own) part = limit.growth * own / along;
-  if (-along * part > limit.loss * own) part = limit.loss * own / -along;
-  return static_cast<float>(part);
+  return static_cast<float>(quantize::part_of_move(own, size, along, limit));
 }
 
 }  // namespace

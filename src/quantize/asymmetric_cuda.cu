@@ -61,11 +61,8 @@ __global__ void __launch_bounds__(element_threads)
   own = kernels::block_reduce(own, slots, 0.0, add);
   size = kernels::block_reduce(size, slots, 0.0, add);
   along = kernels::block_reduce(along, slots, 0.0, add);
-  double part = 1;
-  if (size > limit.size * own) part = sqrt(limit.size * own / size);
-  if (along * part > limit.growth * own) part = limit.growth * own / along;
-  if (-along * part > limit.loss * own) part = limit.loss * own / -along;
-  for (int64_t p = threadIdx.x; p < k; p += element_threads) row[columns[p]] += static_cast<float>(part) * moves[p];
+  const auto part = static_cast<float>(part_of_move(own, size, along, limit));
+  for (int64_t p = threadIdx.x; p < k; p += element_threads) row[columns[p]] += part * moves[p];
 }
 
 }  // namespace
