@@ -6,8 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <fstream>
+#include <memory>
+#include <string>
 #include <thread>
 
 #include "io/partial.h"
@@ -324,6 +328,32 @@ TEST(WriteFile, LongNamesLeaveRoomForTheMarker) {
   const std::string name(255, 'n');  // the longest that common file systems have
   write_file(folder / name, "text", false);
   EXPECT_EQ(get(folder / name), "text");
+}
+
+/// Ranks write by name into a folder that the first of them takes away.
+TEST(Partial, NothingStaysOfAFolderThatOthersStillWriteInto) {
+  const TemporaryFolder folder;
+  constexpr int rounds = 100, writers = 3;
+  for (int round = 0; round < rounds; ++round) {
+    auto partial = std::make_unique<Partial>(folder / "model", Partial::Kind::folder);
+    const fs::path place = partial->path();
+    std::atomic<bool> ends{false};
+    std::atomic<int> written{0};
+    std::vector<std::thread> threads;
+    for (int writer = 0; writer < writers; ++writer) {
+      threads.emplace_back([&, writer] {
+        for (int file = 0; !ends; ++file) {
+          written +=
+              std::ofstream(place / ("part-" + std::to_string(writer) + "-" + std::to_string(file))).is_open() ? 1 : 0;
+        }
+      });
+    }
+    while (written < 4 * writers) std::this_thread::yield();
+    partial.reset();
+    ends = true;
+    for (auto& thread : threads) thread.join();
+    ASSERT_TRUE(fs::is_empty(folder.path())) << "round " << round;
+  }
 }
 
 TEST(Partial, KnowsItsOwnNames) {
