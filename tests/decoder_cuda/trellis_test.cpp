@@ -18,6 +18,7 @@
 #include "formats/scheme_registry.h"
 #include "formats/trellis.h"
 #include "gpu.h"
+#include "kernels/linear/kernel_row.h"
 #include "kernels/trellis/dequantize.h"
 #include "repack/layout_registry.h"
 #include "support.h"
@@ -159,6 +160,50 @@ TEST_F(TrellisGpu, ProductsAgreeWithTheDecodedWeights) {
       stream.synchronize();
       EXPECT_LT(relative_error(got, products(all, x, m)), 1.5e-3)
           << c.scheme << ", " << c.n << " × " << c.k << ", " << m;
+    }
+  }
+}
+
+/// All kernels that take several rows, not only the one that is preferred here: with warps that work on several strips,
+/// with strips of several blocks, and with inputs that end within a piece or are no whole tiles of rows.
+TEST_F(TrellisGpu, EveryKernelOfSeveralRowsAgrees) {
+  const device::Stream stream(test::gpu());
+  const device::Properties& gpu = test::gpu().properties();
+  for (const Case& c : {Case{"trellis3-w16", 2000 * 128, 64, 64}, Case{"trellis2-w16", 300, 4096, 128},
+                        Case{"trellis4-w16", 640, 320, 32}, Case{"trellis3-w14", 1000, 2112, 64},
+                        Case{"trellis3-w12", 384, 1408, 128}, Case{"trellis4-w14", 128, 14336}}) {
+    const LinearWeight linear = random_linear(c, "linear", c.n, 1);
+    const LinearWeight* const all[] = {&linear};
+    const CudaLinear made = upload_linears(all, stream);
+    const kernels::DeviceLinear& product = made.products.at(0).linear;
+    for (const int64_t m : {2, 8, 9, 16, 17, 40, 130}) {
+      if (m * c.n * c.k > int64_t{1} << 29) continue;  // fp64 products take too long
+      const auto x = inputs(m * c.k);
+      const auto input = device::DeviceBuffer::copy_of(bytes_of(x), stream);
+      const std::vector<double> expected = products(all, x, m);
+      const kernels::LinearDesc desc{.gpu = gpu, .passes = product.passes, .m = m};
+      int taken = 0;
+      for (const auto& row : kernels::kernel_registry()) {
+        if (!row.accepts(desc, nullptr)) continue;
+        ++taken;
+        const kernels::WorkspaceSizes sizes = row.workspace(desc);
+        device::DeviceBuffer semaphores(stream.context(), sizes.semaphores), scratch(stream.context(), sizes.scratch);
+        device::DeviceBuffer y(stream.context(), static_cast<size_t>(m * c.n) * 4);
+        semaphores.fill(0, stream);
+        kernels::LinearArgs args;
+        args.m = m;
+        args.x = input.data(), args.ldx = c.k;
+        args.y = y.data(), args.ldy = c.n;
+        args.fp32 = true;
+        args.passes = product.passes;
+        args.workspace = {semaphores.data(), scratch.data(), sizes};
+        kernels::run_kernel(row, args, stream);
+        std::vector<float> got(static_cast<size_t>(m * c.n));
+        y.download(std::as_writable_bytes(std::span(got)), stream);
+        stream.synchronize();
+        EXPECT_LT(relative_error(got, expected), 1.5e-3) << row.name << ", " << c.scheme << ", " << c.n << ", " << m;
+      }
+      EXPECT_GE(taken, 1) << c.scheme << ", " << m;
     }
   }
 }

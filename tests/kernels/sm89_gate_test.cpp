@@ -59,6 +59,7 @@ constexpr Family families[] = {
     {"trellis/gemv_cuda", trellis_traits, "trellis gemv", rows_follow, 2, true, false},
     {"trellis/gemv_units_cuda", trellis_traits, "trellis unit gemv", rows_follow, 2, true, true, false, true},
     {"trellis/rows_cuda", trellis_traits, "trellis rows", rows_follow, 1.125, true, false},
+    {"trellis/rows_units_cuda", trellis_traits, "trellis unit rows", rows_follow, 1.125, true, true, false, true},
     {"small_float/gemv_cuda", "KbitGemv<", "float gemv", 3, 1, true, false},
     {"small_float/gemv_fused_cuda", "KbitGemv<", "float gemv, fused", 3, 1, true, false},
     {"small_float/gemm_cuda", "KbitWeights<", "float gemm", groups_follow, 1, true, false},
@@ -226,6 +227,24 @@ constexpr Budget budgets[] = {
     {"trellis rows", 16, 4, 5.48, 0, 91, 16},
     {"trellis rows", 16, 4, 6.24, 0, 83, 14},
     {"trellis rows", 16, 4, 6.56, 0, 91},
+    {"trellis unit rows", 8, 2, 4.84, 0, 0, 16},
+    {"trellis unit rows", 8, 2, 5.51, 0, 0, 14},
+    {"trellis unit rows", 8, 2, 5.92, 0, 0},
+    {"trellis unit rows", 8, 3, 5.42, 0, 0, 16},
+    {"trellis unit rows", 8, 3, 5.56, 0, 0, 14},
+    {"trellis unit rows", 8, 3, 6.50, 0, 0},
+    {"trellis unit rows", 8, 4, 4.81, 0, 0, 16},
+    {"trellis unit rows", 8, 4, 5.62, 0, 0, 14},
+    {"trellis unit rows", 8, 4, 5.89, 0, 0},
+    {"trellis unit rows", 16, 2, 4.99, 0, 0, 16},
+    {"trellis unit rows", 16, 2, 5.67, 0, 0, 14},
+    {"trellis unit rows", 16, 2, 6.07, 0, 0},
+    {"trellis unit rows", 16, 3, 5.61, 0, 0, 16},
+    {"trellis unit rows", 16, 3, 5.73, 0, 0, 14},
+    {"trellis unit rows", 16, 3, 6.69, 0, 0},
+    {"trellis unit rows", 16, 4, 4.98, 0, 0, 16},
+    {"trellis unit rows", 16, 4, 5.79, 0, 0, 14},
+    {"trellis unit rows", 16, 4, 6.06, 0, 0},
     {"float gemv, fused", 1, 4, 2.47, 0, 0, 16},
     {"float gemv, fused", 1, 4, 1.70, 0, 0, 32},
     {"float gemv, fused", 1, 8, 1.25, 0, 4, 32},
@@ -456,9 +475,10 @@ class Sm89Gate : public testing::Test {
       EXPECT_GT(m.instances, 0) << family.name << " of " << budgets[i].rows << " rows";
       const int second = budgets[i].second_bits;
       const std::string bits = std::to_string(budgets[i].bits) + (second > 0 ? " + " + std::to_string(second) : "");
-      const char* const of = family.traits == int8_traits                                       ? "inputs a sum"
-                             : family.traits == trellis_traits && family.name != "trellis rows" ? "strips"
-                                                                                                : "rows";
+      const char* const of = family.traits == int8_traits ? "inputs a sum"
+                             : family.traits == trellis_traits && family.name.find("rows") == std::string_view::npos
+                                 ? "strips"
+                                 : "rows";
       std::printf("| %s, %d %s, %s bits | %.2f | %d | %d |\n", std::string(family.name).c_str(), budgets[i].rows, of,
                   bits.c_str(), m.instructions, m.local_in_loop, m.local);
     }
@@ -482,6 +502,7 @@ TEST_F(Sm89Gate, Int8GemmKeepsItsBudgets) { check("marlin int8"); }
 TEST_F(Sm89Gate, TrellisGemvKeepsItsBudgets) { check("trellis gemv"); }
 TEST_F(Sm89Gate, TrellisUnitGemvKeepsItsBudgets) { check("trellis unit gemv"); }
 TEST_F(Sm89Gate, TrellisRowsKeepTheirBudgets) { check("trellis rows"); }
+TEST_F(Sm89Gate, TrellisUnitRowsKeepTheirBudgets) { check("trellis unit rows"); }
 TEST_F(Sm89Gate, FloatGemvKeepsItsBudgets) { check("float gemv"); }
 TEST_F(Sm89Gate, FusedFloatGemvKeepsItsBudgets) { check("float gemv, fused"); }
 TEST_F(Sm89Gate, FloatGemmKeepsItsBudgets) { check("float gemm"); }

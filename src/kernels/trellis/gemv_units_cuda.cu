@@ -9,7 +9,6 @@
 //   class   E2
 #include <algorithm>
 
-#include "device/async_copy.cuh"
 #include "kernels/trellis/gemv_sums.cuh"
 #include "kernels/trellis/unit_inputs.cuh"
 
@@ -17,24 +16,6 @@ namespace w4q::kernels::trellis {
 namespace {
 
 constexpr int teams = 4, warps = quarters * teams;  ///< a team has a run
-constexpr int stages = 3;                           ///< units of a warp in shared memory
-
-/// What a launch needs beside the rest, made on the host: divisions are what stands in front of a block's first copy.
-struct UnitLaunch : TrellisLaunch {
-  frame::Partition blocks;    ///< of all units
-  int units;                  ///< of a quarter
-  uint32_t group_reciprocal;  ///< 2^32 / the units of a group, rounded up
-
-  UnitLaunch(const TrellisLaunch& args, int grid, int group_units)
-      : TrellisLaunch(args),
-        blocks(args.n_tiles * quarter_units(args.k), grid),
-        units(quarter_units(args.k)),
-        group_reciprocal(static_cast<uint32_t>((int64_t{1} << 32) / group_units + 1)) {}
-  /// The group of a unit: exact for units · group_units < 2^32 (unit_gemv_takes).
-  __device__ __forceinline__ int group_of(int at) const {
-    return static_cast<int>(__umulhi(static_cast<uint32_t>(at), group_reciprocal));
-  }
-};
 
 /// A place in the order of units: groups, in each its strip or that of gates and that of ups, in each units of a quarter.
 template <bool gated>
@@ -67,54 +48,39 @@ struct UnitCursor {
   }
 };
 
-/// Codes of a warp's units on their way to shared memory. A lane copies what it decodes: nobody waits for another.
+/// Codes of a warp's units, in the order of its run.
 template <int bits, bool gated>
-struct CodeRing {
-  static constexpr int stage_bytes = bits * 512, unit_quads = bits * Map::lanes;
-  static constexpr int bytes = stages * stage_bytes;
+struct CodeRing : UnitRing<bits> {
+  using Ring = UnitRing<bits>;
   const uint4* const codes;
   const int quarter;
-  char* const memory;
   UnitCursor<gated> at;
   const uint4* from;
-  int stretch, left;                            ///< units that are to be fetched of a strip, and behind it
-  int reading = 0, used = bytes - stage_bytes;  ///< places: of the unit at hand, and of the one before
+  int stretch, left;  ///< units that are to be fetched of a strip, and behind it
 
   __device__ CodeRing(const UnitLaunch& args, char* ring, int quarter_, int begin, int end)
-      : codes(reinterpret_cast<const uint4*>(args.codes) + threadIdx.x % 32),
+      : Ring(ring),
+        codes(reinterpret_cast<const uint4*>(args.codes) + threadIdx.x % 32),
         quarter(quarter_),
-        memory(ring + threadIdx.x % 32 * 16),
         at(args, begin),
-        from(codes + at.half_tile(quarter) * unit_quads),
+        from(codes + at.half_tile(quarter) * Ring::unit_quads),
         stretch(min(end - begin, at.units - at.unit)),
         left(end - begin - stretch) {}
 
   __device__ __forceinline__ void fetch(int place) {
     if (stretch > 0) {
-#pragma unroll
-      for (int j = 0; j < bits; ++j) device::copy_async(memory + place + j * 512, from + j * Map::lanes);
-      from += unit_quads;
+      this->copy(place, from);
+      from += Ring::unit_quads;
       if (--stretch == 0) next_stretch();
     }
     device::close_async_group();
-  }
-  __device__ __forceinline__ void read(uint32_t (&words)[4 * bits]) const {
-#pragma unroll
-    for (int j = 0; j < bits; ++j) {
-      const uint4 quad = *reinterpret_cast<const uint4*>(memory + reading + j * 512);
-      words[4 * j] = quad.x, words[4 * j + 1] = quad.y, words[4 * j + 2] = quad.z, words[4 * j + 3] = quad.w;
-    }
-  }
-  __device__ __forceinline__ void next() {
-    used = reading;
-    reading = reading == bytes - stage_bytes ? 0 : reading + stage_bytes;
   }
 
  private:
   __device__ __forceinline__ void next_stretch() {
     if (left == 0) return;
     at.next_strip();
-    from = codes + at.half_tile(quarter) * unit_quads;
+    from = codes + at.half_tile(quarter) * Ring::unit_quads;
     stretch = min(left, at.units);
     left -= stretch;
   }
@@ -203,7 +169,7 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const 
   const int end = block_begin + runs.begin(team + 1);
   CodeRing<bits, gated> ring(args, memory + warp * Memory::warp_ring_bytes, quarter, at, end);
 #pragma unroll
-  for (int stage = 0; stage < stages - 1; ++stage) ring.fetch(stage * ring.stage_bytes);
+  for (int stage = 0; stage < ring.stages - 1; ++stage) ring.fetch(stage * ring.stage_bytes);
   const int first_column = block_begin - args.group_of(block_begin) * group_units;
   const int first_unit = gated && first_column >= units ? first_column - units : first_column;
   const UnitPieces pieces(first_unit, block_end - block_begin, units);
@@ -244,7 +210,7 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const 
       const int stop = unit < seam && seam < past ? seam : past;
 #pragma unroll 1
       for (; unit < stop; ++unit) {
-        device::wait_async<stages - 2>();
+        device::wait_async<ring.stages - 2>();
         uint32_t words[4 * bits];
         ring.read(words);
         multiply_unit<Codes>(words, args.mask, inputs, sums, [&] { ring.fetch(ring.used); });
@@ -300,7 +266,8 @@ template <class Codes, bool gated>
 void launch_sides(const TrellisLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
   const size_t bytes = shared_bytes<Codes::bits, gated>(args.n_tiles, args.k, blocks);
   const LaunchShape in{dim3(static_cast<unsigned>(blocks)), warps * 32, bytes, args.overlap};
-  const UnitLaunch launched(args, blocks, (gated ? 2 : 1) * quarter_units(args.k));
+  const int units = quarter_units(args.k);
+  const UnitLaunch launched(args, blocks, units, (gated ? 2 : 1) * units);
   launch<trellis_unit_gemv_kernel<Codes, gated ? 2 : 1>>(in, stream, "launching a kernel", launched);
   device::check_launch("trellis_unit_gemv", shape);
 }

@@ -33,9 +33,13 @@ void launch_gemv(const TrellisLaunch& args, const formats::Scheme& scheme, int b
 bool unit_gemv_takes(const device::Properties& gpu, int bits, int64_t n, int64_t k, int blocks);
 void launch_unit_gemv(const TrellisLaunch& args, const formats::Scheme& scheme, int blocks,
                       const device::Stream& stream, std::string_view shape);
-/// 2 to 16 rows of f16 (rows_cuda.cu).
+/// 2 to 16 rows of f16 (rows_cuda.cu), rotated in the launch where `inputs` says so.
 void launch_rows(const TrellisLaunch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
                  std::string_view shape);
+/// The same where a block has room for it (rows_units_cuda.cu), rotated where there are `signs`.
+bool unit_rows_take(const device::Properties& gpu, int bits, int64_t n, int64_t k, int64_t m, int blocks);
+void launch_unit_rows(const TrellisLaunch& args, const formats::Scheme& scheme, int blocks,
+                      const device::Stream& stream, std::string_view shape);
 
 /// Calls body.operator()<Codes>() for a scheme.
 template <class Body>

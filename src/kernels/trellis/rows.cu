@@ -12,6 +12,9 @@
 #include "kernels/rotated/rotate_input.h"
 #include "kernels/trellis/dequantize.h"
 #include "kernels/trellis/launch.cuh"
+#include "kernels/trellis/wgmma.h"
+#include "kernels/wgmma/linear.h"
+#include "kernels/wgmma/plan.h"
 
 namespace w4q::kernels {
 namespace {
@@ -39,6 +42,20 @@ bool accepts_units(const LinearDesc& desc, std::string* why) {
 bool accepts_few(const LinearDesc& desc, std::string* why) {
   const bool alone = desc.m > most_gemv_rows && !device::have_cublas();
   return accepts(desc, 1, alone ? most_rows : most_gemv_rows, why);
+}
+bool accepts_unit_rows(const LinearDesc& desc, std::string* why) {
+  if (!accepts(desc, 2, most_gemv_rows, why)) return false;
+  const int blocks = blocks_of(desc.gpu, desc.n(), desc.k());
+  return trellis::unit_rows_take(desc.gpu, desc.pass().scheme.bits, desc.n(), desc.k(), desc.m, blocks) ||
+         because(why, "takes inputs that fit shared memory");
+}
+/// Below, other kernels come first. Beyond, decoding once and cuBLAS are taken to be faster, as for kbit
+/// (docs/kernels/wgmma.md).
+constexpr int64_t least_warpgroup_rows = 9, most_warpgroup_rows = 1024;
+bool accepts_wgmma(const LinearDesc& desc, std::string* why) {
+  const std::string_view refusal = wgmma::refusal(desc.gpu, desc.k());
+  if (!refusal.empty()) return because(why, refusal);
+  return accepts(desc, least_warpgroup_rows, wgmma::most_rows_here(desc.m, most_warpgroup_rows), why);
 }
 bool accepts_wide(const LinearDesc& desc, std::string* why) {
   return accepts(desc, most_gemv_rows + 1, most_rows, why);
@@ -94,8 +111,11 @@ WorkspaceSizes workspace_of(const LinearDesc& desc, int64_t sums) {
 WorkspaceSizes workspace_of_gemv(const LinearDesc& desc) {  // a strip, or one of gates and one of ups
   return workspace_of(desc, 2 * Map::tile_rows);
 }
+WorkspaceSizes workspace_of_unit_rows(const LinearDesc& desc) {
+  return workspace_of(desc, Map::tile_rows * most_gemv_rows);
+}
 WorkspaceSizes workspace_of_few(const LinearDesc& desc) {
-  WorkspaceSizes sizes = workspace_of(desc, Map::tile_rows * most_gemv_rows);
+  WorkspaceSizes sizes = workspace_of_unit_rows(desc);
   sizes.semaphores += spare_semaphore_bytes;  // of the blocks that rotate together
   return sizes;
 }
@@ -103,6 +123,16 @@ WorkspaceSizes workspace_of_few(const LinearDesc& desc) {
 constexpr int64_t panel_bytes = int64_t{128} << 20;
 WorkspaceSizes workspace_of_wide(const LinearDesc& desc) {
   return {0, input_bytes(desc) + panel_memory_bytes(desc.n(), desc.k(), panel_bytes)};
+}
+
+/// Of activations that the blocks rotate and arrange, whole tiles of rows.
+size_t arranged_bytes(const LinearDesc& desc) {
+  const int64_t rows = std::min(desc.m, most_warpgroup_rows), tile = wgmma::tile_rows(rows);
+  return static_cast<size_t>((rows + tile - 1) / tile * tile * padded_inputs(desc.k())) * 2;
+}
+WorkspaceSizes workspace_of_wgmma(const LinearDesc& desc) {
+  const size_t exchange = device::round_up_256(wgmma::exchange_bytes(desc.gpu.multiprocessors));
+  return {exchange + spare_semaphore_bytes, input_bytes(desc) + arranged_bytes(desc)};
 }
 
 TrellisLaunch launch_of(const LinearArgs& args) {
@@ -122,7 +152,8 @@ TrellisLaunch launch_of(const LinearArgs& args) {
   return launch;
 }
 
-void run_one_row(decltype(trellis::launch_gemv)& launch_row, const LinearArgs& args, const device::Stream& stream) {
+/// A launch whose blocks rotate what they need, each by itself.
+void run_alone(decltype(trellis::launch_gemv)& launch_rows, const LinearArgs& args, const device::Stream& stream) {
   const bool inside = rotates_inside(args);
   TrellisLaunch launch = launch_of(inside ? args : with_rotated_input(args, stream));
   if (inside) {
@@ -132,32 +163,31 @@ void run_one_row(decltype(trellis::launch_gemv)& launch_row, const LinearArgs& a
     launch.result_factor *= rotated::FragmentRotation::scale(launch.block);
   }
   const int blocks = blocks_of(stream.context().properties(), args.n(), args.k());
-  launch_row(launch, args.pass().scheme, blocks, stream, args.shape);
+  launch_rows(launch, args.pass().scheme, blocks, stream, args.shape);
 }
-void run_gemv(const LinearArgs& args, const device::Stream& stream) { run_one_row(trellis::launch_gemv, args, stream); }
+void run_gemv(const LinearArgs& args, const device::Stream& stream) { run_alone(trellis::launch_gemv, args, stream); }
 void run_units(const LinearArgs& args, const device::Stream& stream) {
-  run_one_row(trellis::launch_unit_gemv, args, stream);
+  run_alone(trellis::launch_unit_gemv, args, stream);
+}
+void run_unit_rows(const LinearArgs& args, const device::Stream& stream) {
+  run_alone(trellis::launch_unit_rows, args, stream);
 }
 
-/// The blocks rotate their input together, into the scratch.
-void share_input(TrellisLaunch& launch, const LinearArgs& args, int blocks) {
+/// What the blocks rotate together, or only arrange; `semaphores`: bytes before the word that they meet at.
+void share_input(TrellisLaunch& launch, const LinearArgs& args, bool rotates, size_t semaphores) {
   const DeviceRotation& rotation = args.pass().rotation;
-  if (args.rotated_input != nullptr) *args.rotated_input = nullptr;  // what is there lacks a factor
-  const int64_t sums = int64_t{blocks} * Map::tile_rows * most_gemv_rows;
-  auto* const barrier = static_cast<frame::MailboxWord*>(args.workspace.semaphores) + sums;
-  launch.inputs = {.x = static_cast<const __half*>(launch.x),
-                   .ldx = launch.ldx,
-                   .m = launch.m,
-                   .k = static_cast<int>(args.k()),
-                   .aligned = launch.aligned,
-                   .rotations = 1,
-                   .block = static_cast<int>(rotation.block),
-                   .signs = {rotation.signs, rotation.signs},
-                   .barrier = reinterpret_cast<uint32_t*>(barrier)};
-  launch.result_factor *= rotated::FragmentRotation::scale(launch.inputs.block);
-  launch.x = args.workspace.scratch;
-  launch.ldx = padded_inputs(args.k());
-  launch.aligned = true;
+  if (rotates && args.rotated_input != nullptr) *args.rotated_input = nullptr;  // what is there lacks a factor
+  launch.inputs = {
+      .x = static_cast<const __half*>(launch.x),
+      .ldx = launch.ldx,
+      .m = launch.m,
+      .k = static_cast<int>(args.k()),
+      .aligned = launch.aligned,
+      .rotations = 1,
+      .block = rotates ? static_cast<int>(rotation.block) : 1,
+      .signs = {rotation.signs, rotation.signs},
+      .barrier = reinterpret_cast<uint32_t*>(static_cast<std::byte*>(args.workspace.semaphores) + semaphores)};
+  if (rotates) launch.result_factor *= rotated::FragmentRotation::scale(launch.inputs.block);
 }
 
 void run_few(const LinearArgs& args, const device::Stream& stream) {
@@ -165,8 +195,26 @@ void run_few(const LinearArgs& args, const device::Stream& stream) {
   const bool inside = rotates_inside(args);
   in_slices(inside ? args : with_rotated_input(args, stream), most_gemv_rows, [&](const LinearArgs& part) {
     TrellisLaunch launch = launch_of(part);
-    if (inside) share_input(launch, part, blocks);
+    if (inside) {
+      const auto sums = static_cast<size_t>(int64_t{blocks} * Map::tile_rows * most_gemv_rows);
+      share_input(launch, part, true, sums * sizeof(frame::MailboxWord));
+      launch.x = part.workspace.scratch;
+      launch.ldx = padded_inputs(part.k());
+      launch.aligned = true;
+    }
     trellis::launch_rows(launch, part.pass().scheme, blocks, stream, part.shape);
+  });
+}
+
+void run_wgmma(const LinearArgs& args, const device::Stream& stream) {
+  const device::Properties& gpu = stream.context().properties();
+  const bool inside = rotates_inside(args);
+  const size_t inputs = input_bytes(describe(args, gpu));
+  in_slices(inside ? args : with_rotated_input(args, stream), most_warpgroup_rows, [&](const LinearArgs& part) {
+    TrellisLaunch launch = launch_of(part);
+    share_input(launch, part, inside, device::round_up_256(wgmma::exchange_bytes(gpu.multiprocessors)));
+    std::byte* const arranged = static_cast<std::byte*>(part.workspace.scratch) + inputs;
+    trellis::launch_wgmma(launch, part.pass().scheme, arranged, stream, part.shape);
   });
 }
 
@@ -220,12 +268,26 @@ constexpr KernelRow rows[] = {
      .swiglu = GateOrder::halves,
      .scales_input = true,
      .error = trellis_error},
+    {.name = "trellis-unit-rows",
+     .description = "2 to 16 rows, much shared memory: as trellis-rows, blocks rotate and share less",
+     .accepts = accepts_unit_rows,
+     .workspace = workspace_of_unit_rows,
+     .check = check_pass,
+     .run = run_unit_rows,
+     .error = trellis_error},
     {.name = "trellis-rows",
      .description = "2 to 16 rows: levels as f16, exactly; without cuBLAS any number of rows, 16 at a time",
      .accepts = accepts_few,
      .workspace = workspace_of_few,
      .check = check_pass,
      .run = run_few,
+     .error = trellis_error},
+    {.name = "trellis-wgmma",
+     .description = "up to 1024 rows on sm_90: warpgroup products, levels as their operand in registers",
+     .accepts = accepts_wgmma,
+     .workspace = workspace_of_wgmma,
+     .check = check_pass,
+     .run = run_wgmma,
      .error = trellis_error},
     {.name = "trellis-wide",
      .description = "more than 16 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",

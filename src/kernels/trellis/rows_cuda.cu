@@ -9,6 +9,7 @@
 //   class   E2
 #include "kernels/frame/fix_up.cuh"
 #include "kernels/trellis/gemv_run.cuh"
+#include "kernels/trellis/levels.cuh"
 
 namespace w4q::kernels::trellis {
 namespace {
@@ -32,15 +33,6 @@ struct Shape {
   }
 };
 
-constexpr float level_offset = 1024.0f + formats::trellis_largest_level;
-/// The levels of two columns in a row of the lane's as two f16, `level_offset` above.
-template <int row, class Codes>
-__device__ __forceinline__ uint32_t levels(const ColumnPair<Codes>& columns, uint32_t mask) {
-  const uint32_t low = __dp4a(columns.template product<row>(0, mask), 0x01010101u, 0x6400u);
-  const uint32_t high = __dp4a(columns.template product<row>(1, mask), 0x01010101u, 0x6400u);
-  return permute(low, high, 0x5410);
-}
-
 /// A strip, or the part of one, that a block has: tiles [begin, end).
 struct Segment {
   int group, begin, end;
@@ -57,8 +49,7 @@ struct RowsRun {
   int tile = 0, end = 0;
   WordRing<Codes::quads> ring;
   uint4 inputs[groups][2];  ///< the lane's 16 of a row
-  float sums[groups][8][4];
-  float input_sums[groups][4];
+  LevelSums<groups> sums;
 
   __device__ explicit RowsRun(const TrellisLaunch& launch)
       : args(launch), codes(reinterpret_cast<const uint4*>(launch.codes) + threadIdx.x % 32) {
@@ -84,19 +75,7 @@ struct RowsRun {
     for (int half = 0; half < 2; ++half) load_inputs(tile, half);
   }
   __device__ __forceinline__ void multiply_all() {
-#pragma unroll
-    for (auto& group : sums) {
-#pragma unroll
-      for (auto& tile_sums : group) {
-#pragma unroll
-        for (float& sum : tile_sums) sum = 0;
-      }
-    }
-#pragma unroll
-    for (auto& group : input_sums) {
-#pragma unroll
-      for (float& sum : group) sum = 0;
-    }
+    sums.clear();
     for (; tile < end; ++tile) multiply(tile + 1 < end);
   }
   /// Those of eight rows to a slot.
@@ -104,10 +83,10 @@ struct RowsRun {
     const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int column = 0; column < 2; ++column) {
-      const float offset = level_offset * input_sums[group][column];
+      const float offset = level_offset * sums.inputs[group][column];
 #pragma unroll
       for (int r = 0; r < 8; ++r) {
-        const float* const of = sums[group][r];
+        const float* const of = sums.sums[group][r];
         *reinterpret_cast<float2*>(to + (2 * t + column) * Shape<rows>::stride + Shape<rows>::place(16 * g + 2 * r)) =
             make_float2(of[column] - offset, of[2 + column] - offset);
       }
@@ -146,15 +125,7 @@ struct RowsRun {
       uint2 b[groups];
 #pragma unroll
       for (int group = 0; group < groups; ++group) b[group] = frame::block_step(inputs[group][i / 2], i);
-      constexpr uint32_t ones[4] = {0x3C003C00u, 0x3C003C00u, 0x3C003C00u, 0x3C003C00u};
-#pragma unroll
-      for (int group = 0; group < groups; ++group) HalfType::mma(input_sums[group], ones, b[group].x, b[group].y);
-      unroll<8>([&]<int r>() {
-        const uint32_t a[4] = {levels<2 * r>(low, args.mask), levels<2 * r + 1>(low, args.mask),
-                               levels<2 * r>(high, args.mask), levels<2 * r + 1>(high, args.mask)};
-#pragma unroll
-        for (int group = 0; group < groups; ++group) HalfType::mma(sums[group][r], a, b[group].x, b[group].y);
-      });
+      sums.multiply(low, high, args.mask, b);
       if (i % 2 == 1 && goes_on) load_inputs(tile + 1, i / 2);
     });
   }

@@ -6,45 +6,17 @@
 // scale, so that sums are whole numbers from the first unit to the last.
 #pragma once
 
-#include <algorithm>
-
-#include "kernels/frame/tile.cuh"
 #include "kernels/trellis/inputs.cuh"
+#include "kernels/trellis/units.cuh"
 
 namespace w4q::kernels::trellis {
 
 constexpr int quarters = 4;
-constexpr int piece_units = 2 * piece_tiles;
 constexpr int unit_bytes = 1024 + 64;  ///< two units that a warp writes together stand in different banks
 constexpr int unit_piece_bytes = piece_units * (unit_bytes + quarters * static_cast<int>(sizeof(int)));
 
 /// Units of a quarter: k is a multiple of 1024.
 __host__ __device__ inline int quarter_units(int64_t k) { return static_cast<int>(k / 128); }
-
-/// The pieces of every quarter that a block's units lie in: some from piece `begin` on, then some from 0 on.
-struct UnitPieces {
-  int begin, first, second;
-
-  /// Of units [column, column + count) of a quarter of `units`, which begin anew behind the last.
-  __device__ UnitPieces(int column, int count, int units) : begin(column / piece_units) {
-    const auto pieces = [](int past) { return (past + piece_units - 1) / piece_units; };
-    const int past = column + min(count, units);
-    first = pieces(min(past, units)) - begin;
-    second = min(pieces(max(past - units, 0)), begin);
-  }
-  /// Most of them, for blocks of so many units.
-  static int64_t most(int64_t count, int units) {
-    return std::min<int64_t>(units / piece_units, count / piece_units + 3);
-  }
-
-  __device__ int count() const { return first + second; }
-  __device__ int piece(int i) const { return i < first ? begin + i : i - first; }
-  /// Where a unit stands.
-  __device__ int place(int unit) const {
-    const int first_unit = begin * piece_units;
-    return unit >= first_unit ? unit - first_unit : first * piece_units + unit;
-  }
-};
 
 /// Shared memory: B of the units, then [unit][quarter] sums of terms.
 struct StagedUnits {

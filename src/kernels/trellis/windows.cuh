@@ -38,6 +38,15 @@ __device__ __forceinline__ uint32_t shifted_left(uint32_t word) {
   return result;
 }
 
+/// The word turned around, by the shifter: what comes in from above stands below the window and is dropped with it.
+template <int count>
+__device__ __forceinline__ uint32_t turned_left(uint32_t word) {
+  return __funnelshift_l(word, word, count);
+}
+
+/// Which pipe shifts: the multiplier, or where that has more to do, the shifter three of four.
+enum class Shifts { by_multiplier, by_both };
+
 /// c += a · b over bytes: a word of A is a product of a window, its four bytes a level and 510.
 __device__ __forceinline__ void multiply_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -74,25 +83,31 @@ struct ColumnPair {
   }
 
   /// The window of row `row` (0 … 15) of the lane's.
-  template <int row>
+  template <int row, Shifts shifts = Shifts::by_multiplier>
   __device__ __forceinline__ uint32_t window(int column, uint32_t mask) const {
     // Word w holds the bits from 16·w of the run on, and the 16 before the first of them.
     constexpr int end = 16 + (row + 1) * bits;  // behind the 16 bits before the run
     constexpr int word = (end - 17) / 16;
     constexpr int in_word = end - 16 * word;  // of the word's 32, counted from the oldest
     static_assert(in_word > 16 && in_word <= 32 && word < bits);
+    // Windows that share a shift agree in this. Masks have the shifter's pipe.
+    constexpr bool turns = shifts == Shifts::by_both && row % 4 != 1 && Codes::window != 0;
     if constexpr (Codes::window == 14) {  // shifted out at both ends
-      return shifted_left<in_word - Codes::window>(words[column][word]) >> (32 - Codes::window);
+      constexpr int above = in_word - Codes::window;
+      const uint32_t shifted =
+          turns ? turned_left<above>(words[column][word]) : shifted_left<above>(words[column][word]);
+      return shifted >> (32 - Codes::window);
     }
     constexpr int shift = in_word % 8;
     constexpr int last_byte = (32 - (in_word - shift)) / 8;
-    const uint32_t shifted = words[column][word] * (1u << shift);
+    const uint32_t shifted =
+        turns && shift != 0 ? turned_left<shift>(words[column][word]) : words[column][word] * (1u << shift);
     const uint32_t window = permute(shifted, 0, last_byte == 0 ? 0x4410u : last_byte == 1 ? 0x4421u : 0x4432u);
     return Codes::window == 16 ? window : window & mask;
   }
-  template <int row>
+  template <int row, Shifts shifts = Shifts::by_multiplier>
   __device__ __forceinline__ uint32_t product(int column, uint32_t mask) const {
-    return window<row>(column, mask) * formats::trellis_multiplier;
+    return window<row, shifts>(column, mask) * formats::trellis_multiplier;
   }
 };
 

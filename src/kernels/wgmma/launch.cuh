@@ -32,6 +32,7 @@ struct Layer {
   MailboxPair* exchange = nullptr;
   const void* output_scales = nullptr;
   bool bf16_output_scales = false;
+  bool output_scales_in_order = false;
   const float* output_factors = nullptr;
   bool swiglu = false;
 };
@@ -56,6 +57,7 @@ inline Layer layer_of(const frame::Launch& launch) {
   } else {
     layer.output_scales = launch.output_scales;
     layer.bf16_output_scales = launch.bf16_output_scales;
+    layer.output_scales_in_order = launch.output_scales_in_order;
   }
   layer.swiglu = launch.fusion.swiglu;
   return layer;
@@ -84,6 +86,7 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   task.swiglu = layer.swiglu;
   task.output_scales = layer.output_scales;
   task.bf16_output_scales = layer.bf16_output_scales;
+  task.output_scales_in_order = layer.output_scales_in_order;
   task.output_factors = layer.output_factors;
   task.y = layer.y;
   task.ldy = layer.ldy;

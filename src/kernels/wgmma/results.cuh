@@ -53,7 +53,8 @@ struct Results {
     if (at >= task.n) return make_float2(0, 0);
     float scale = task.result_factor;
     if (task.output_scales != nullptr) {
-      const auto bits = static_cast<const unsigned short*>(task.output_scales)[repack::MarlinMap::single_order(at)];
+      const int place = task.output_scales_in_order ? at : repack::MarlinMap::single_order(at);
+      const auto bits = static_cast<const unsigned short*>(task.output_scales)[place];
       scale *= task.bf16_output_scales ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
                                        : __half2float(__ushort_as_half(bits));
     }

@@ -27,6 +27,7 @@ struct Task {
   const void* residual;       ///< added to the result: of the type and strides of y, or null
   const void* output_scales;  ///< one per output, in Marlin's order of a single group, or null
   bool bf16_output_scales;
+  bool output_scales_in_order;  ///< in the order of outputs instead
   const float* output_factors;  ///< the same in the order of outputs, or null
   void* y;
   int64_t ldy;
