@@ -2,10 +2,14 @@
 // decode step; cold by size, launches that overlap. JSON on stdout: µs of each shape, the first layer's alone, and ms of
 // the linears of a step, by the kernel that the table picks or by one that is named.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/error.h"
 #include "core/text.h"

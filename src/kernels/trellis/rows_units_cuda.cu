@@ -8,8 +8,6 @@
 //           of the strip that it ended in where codes and inputs stood, those of strips before it in places of their own;
 //           they come together in the order of warps, across blocks by mailboxes in the order of blocks
 //   class   E2
-#include <algorithm>
-
 #include "kernels/frame/fix_up.cuh"
 #include "kernels/trellis/gemv_sums.cuh"
 #include "kernels/trellis/levels.cuh"
