@@ -110,8 +110,8 @@ struct KbitWeights {
   using Pairs = kbit::LanePairs<bits, table_kilobytes>;
 
   /// Whether codes are turned, with `tiles` tiles in a stage. Stages of one tile are those of 128 rows, where the tensor
-  /// cores bind.
-  static constexpr bool turned(int tiles) { return can_turn(bits) && tiles > 1; }
+  /// cores bind. Scales of sixteen inputs would have to change places too, which takes longer than arranging inputs.
+  static constexpr bool turned(int tiles) { return can_turn(bits) && tiles > 1 && !Scales::of_sixteen; }
   static constexpr InputOrder input_order(int tiles) {
     return turned(tiles) ? InputOrder::plain : InputOrder::kbit_fragment;
   }
@@ -187,8 +187,7 @@ struct KbitWeights {
       } else {
         pairs.step([&](int w) { return words.codes[w]; }, step, a);
       }
-      uint32_t both = words.scales[step / 2];
-      if constexpr (turned && Scales::of_sixteen) both >>= 16 * (step % 2);
+      const uint32_t both = words.scales[step / 2];
       const uint32_t scale[2] = {lane_scales.pair(both, 0), lane_scales.pair(both, 1)};
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
@@ -202,17 +201,7 @@ struct KbitWeights {
       if constexpr (turned) {
         if constexpr (bits == 3) words.codes[3] = Pairs::indices([&](int w) { return row[w]; }, 3);
         turn_codes<bits>(words.codes);
-        if constexpr (Scales::of_sixteen) share_scales(words.scales);
       }
-    }
-    /// A lane has those of eight inputs, of both blocks of 32; once it has pairs of all of a block it needs those of
-    /// the other half too, which stand behind or before.
-    __device__ __forceinline__ static void share_scales(uint32_t (&scales)[2]) {
-      const bool second = (threadIdx.x & 2) != 0;
-      const uint32_t mine = __byte_perm(scales[0], scales[1], 0x5410);
-      const uint32_t other = QuadExchange<2>::hand_over(mine);
-      scales[0] = __byte_perm(mine, other, second ? 0x1054 : 0x5410);
-      scales[1] = __byte_perm(mine, other, second ? 0x3276 : 0x7632);
     }
   };
 };
