@@ -332,7 +332,8 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const OpenedModel& sou
   // What waits for the file system does so beside what computes; tensors that stand beside others have no threads to spare.
   const auto policy = goes_beside_others(tensor, source, request) ? std::launch::deferred : std::launch::async;
   auto written = std::async(policy, [&] {
-    for (size_t pass = 0; pass < packed->passes.size(); ++pass) write_planes(module, pass, packed->passes[pass], writer);
+    for (size_t pass = 0; pass < packed->passes.size(); ++pass)
+      write_planes(module, pass, packed->passes[pass], writer);
   });
   const kernels::LinearWeight reference{
       module, tensor.shape[0], tensor.shape[1], kernels::LinearWeight::Dense{loaded->view(), loaded}, {}};
