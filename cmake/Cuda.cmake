@@ -46,7 +46,12 @@ if(NOT W4Q_CUDA STREQUAL "OFF")
   endif()
   if(CMAKE_CUDA_COMPILER)
     enable_language(CUDA)
+    # The module of CMake 3.25 marks nvToolsExt as deprecated for projects that require 3.25, and fails where CUDA (13) has
+    # no such library any more.
+    set(required_version ${CMAKE_MINIMUM_REQUIRED_VERSION})
+    set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
     find_package(CUDAToolkit REQUIRED)
+    set(CMAKE_MINIMUM_REQUIRED_VERSION ${required_version})
     # CMake 3.25 does not know that nvcc 12 and newer speak C++20: tell it how.
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")

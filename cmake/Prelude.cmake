@@ -4,7 +4,8 @@
 option(W4Q_PRECOMPILE "Precompile the headers of libraries" ON)
 
 set(W4Q_PRELUDE <algorithm> <array> <bit> <cmath> <cstdint> <cstring> <filesystem> <functional> <map> <memory> <numeric>
-  <optional> <ranges> <set> <span> <sstream> <string> <string_view> <utility> <vector> <nlohmann/json.hpp>)
+  <optional> <ranges> <set> <span> <sstream> <string> <string_view> <utility> <vector>
+  ${CMAKE_CURRENT_LIST_DIR}/prelude/json.h)
 
 if(W4Q_PRECOMPILE)
   # GCC 12 takes code of precompiled system headers for ours, and warns of bounds that it gets wrong in std::string.
@@ -13,13 +14,18 @@ endif()
 
 # w4q_prelude(NAME LIBRARY|COMMANDS|PROGRAM headers…): a set of headers that targets of this kind share by
 # w4q_use_prelude(target NAME). COMMANDS are the part of a program that a library may hold, too, and what libraries have
-# that are optimised as programs are.
+# that are optimised as programs are. CMake wants a file that is compiled with them, an empty one if there is no SOURCE: its
+# object is NAME's.
 function(w4q_prelude NAME KIND)
-  if(NOT W4Q_PRECOMPILE)
-    return()
+  cmake_parse_arguments(ARG "" "SOURCE" "" ${ARGN})
+  if(NOT ARG_SOURCE)
+    if(NOT W4Q_PRECOMPILE)
+      return()
+    endif()
+    set(ARG_SOURCE ${PROJECT_BINARY_DIR}/prelude/${NAME}.cpp)
+    file(CONFIGURE OUTPUT ${ARG_SOURCE} CONTENT "")
   endif()
-  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/prelude/${NAME}.cpp CONTENT "")
-  add_library(${NAME} OBJECT ${PROJECT_BINARY_DIR}/prelude/${NAME}.cpp)
+  add_library(${NAME} OBJECT ${ARG_SOURCE})
   set(flags w4q_flags)
   if(NOT KIND STREQUAL "LIBRARY")
     set(flags w4q_plain_flags)
@@ -29,7 +35,9 @@ function(w4q_prelude NAME KIND)
     set_target_properties(${NAME} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${NAME} PRIVATE -fPIE)
   endif()
-  target_precompile_headers(${NAME} PRIVATE ${ARGN})
+  if(W4Q_PRECOMPILE)
+    target_precompile_headers(${NAME} PRIVATE ${ARG_UNPARSED_ARGUMENTS})
+  endif()
 endfunction()
 
 # A program may use those of a library, COMMANDS, if it is compiled as one.

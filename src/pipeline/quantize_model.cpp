@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <future>
 #include <map>
 #include <memory>
 #include <set>
@@ -328,12 +329,18 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const OpenedModel& sou
   result.stats = quantized.stats;
   auto packed = std::make_shared<formats::PackedLinear>(std::move(quantized.linear));
   packed->name = module;
-  for (size_t pass = 0; pass < packed->passes.size(); ++pass) write_planes(module, pass, packed->passes[pass], writer);
+  // What waits for the file system does so beside what computes; tensors that stand beside others have no threads to spare.
+  const auto policy = goes_beside_others(tensor, source, request) ? std::launch::deferred : std::launch::async;
+  auto written = std::async(policy, [&] {
+    for (size_t pass = 0; pass < packed->passes.size(); ++pass)
+      write_planes(module, pass, packed->passes[pass], writer);
+  });
   const kernels::LinearWeight reference{
       module, tensor.shape[0], tensor.shape[1], kernels::LinearWeight::Dense{loaded->view(), loaded}, {}};
   const kernels::LinearWeight candidate{
       module, tensor.shape[0], tensor.shape[1], std::shared_ptr<const formats::PackedLinear>(packed), {}};
   result.error = model::compare_weights(reference, candidate);
+  written.get();
   return result;
 }
 

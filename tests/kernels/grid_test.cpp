@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "kernels/attention/decode_plan.h"
+#include "kernels/common/divider.h"
 #include "kernels/integer/int8_tiling.h"
 #include "kernels/wgmma/plan.h"
 
@@ -82,6 +85,23 @@ TEST(Grid, WarpgroupsExchangeSumsOfEveryBlock) {
     EXPECT_EQ(wgmma::exchange_bytes(card.gpu.multiprocessors),
               static_cast<size_t>(card.gpu.multiprocessors) * 256 * 128 * 4);
   }
+}
+
+/// Around every multiple that can be told from its neighbours, up to the largest number.
+TEST(Dividers, DivideEveryNumber) {
+  constexpr int64_t most = (int64_t{1} << 31) - 1;
+  for (const int64_t divisor :
+       {1, 2, 3, 5, 7, 12, 24, 32, 45, 96, 100, 257, 4096, 12288, 65535, 1 << 30, (1 << 30) + 1}) {
+    const Divider by(static_cast<uint32_t>(divisor));
+    const int64_t step = divisor * std::max<int64_t>(most / divisor / 1000, 1);
+    for (int64_t multiple = 0; multiple <= most + 1; multiple += step) {
+      for (int64_t number = std::max<int64_t>(multiple - 1, 0); number <= std::min(multiple + 1, most); ++number) {
+        ASSERT_EQ(by.quotient(static_cast<int>(number)), number / divisor) << number << " by " << divisor;
+      }
+    }
+    EXPECT_EQ(by.quotient(static_cast<int>(most)), most / divisor) << divisor;
+  }
+  EXPECT_EQ(Divider().quotient(7), 7);
 }
 
 }  // namespace

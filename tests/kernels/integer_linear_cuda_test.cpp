@@ -1,4 +1,6 @@
 // The GPU's integer linear layers against an fp64 product of the decoded weights.
+#include <cmath>
+
 #include "device/cublas.h"
 #include "device/properties.h"
 #include "fused_linear_check.h"
@@ -134,6 +136,29 @@ TEST_F(IntegerLinearCuda, BitIdenticalFromRunToRun) {
         EXPECT_EQ(test::run_linear(weight.on_device(), weight.decoded(), x, {}, stream).y, first);
       }
     }
+  }
+}
+
+TEST_F(IntegerLinearCuda, OverlappingLaunchesReadWhatTheOneBeforeWrote) {
+  const device::Stream stream(test::gpu());
+  constexpr int64_t size = 2048;
+  for (const auto& [scheme, layout] : {std::pair{"int4-g128-f16", "marlin"},
+                                       {"int4-g128-f16-actorder", "marlin"},
+                                       {"int4-g128-f16-asym", "marlin"},
+                                       {"int8-g128-f16", "marlin"},
+                                       {"int4-g32-f16", "interleaved"}}) {
+    const Scheme parsed = formats::parse_scheme(scheme);
+    auto canonical = test::sample_integer(parsed, size, size, 11);
+    // Codes are uniform: rows of weights have a length of 1. Those of symmetric ones have a mean of −½, by which a vector
+    // of equal values would become five times as long with each layer; it has no such part if every other row is negative.
+    const double scale = std::sqrt(12.0 / size) / (1 << parsed.bits);
+    const uint16_t positive = f16_from_f32(static_cast<float>(scale));
+    const uint16_t negative = f16_from_f32(static_cast<float>(-scale));
+    const auto scales = canonical.plane(formats::PlaneRole::scales).bytes.as<uint16_t>();
+    const size_t groups = scales.size() / size;
+    for (size_t i = 0; i < scales.size(); ++i) scales[i] = i / groups % 2 == 0 ? positive : negative;
+    SCOPED_TRACE(scheme);
+    test::check_overlapping_chain(Weight(canonical, layout, stream).on_device(), stream);
   }
 }
 

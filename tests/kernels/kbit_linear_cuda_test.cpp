@@ -253,39 +253,11 @@ TEST_F(KbitLinearCuda, BitIdenticalFromRunToRun) {
   for (int repeat = 0; repeat < 3; ++repeat) EXPECT_EQ(run(weight, size, x, {}, stream).y, first);
 }
 
-/// A chain of layers, each reading what the one before wrote, with row counts that use the workspace in different ways.
-std::vector<uint16_t> run_chain(const Weight& weight, int64_t size, bool overlap, const device::Stream& stream) {
-  constexpr int64_t most_rows = 40;
-  const Activations x(most_rows, size, size, DType::f16);
-  auto from = device::DeviceBuffer::copy_of(bytes_of(x.bits), stream);
-  device::DeviceBuffer to(test::gpu(), from.size());
-  to.fill(0, stream);
-  const DeviceLinear linear{.passes = {weight.on_device()}};
-  const LaunchPlan plan = test::TestWorkspace::plan(linear);
-  test::TestWorkspace workspace(linear, most_rows, stream);
-  for (const int64_t m : {40, 1, 16, 3, 8, 40, 1, 1, 1}) {
-    LinearCall call;
-    call.m = m;
-    call.x = from.data();
-    call.ldx = size;
-    call.y = to.data();
-    call.ldy = size;
-    call.weights_ready = overlap;
-    multiply(linear, plan, call, workspace.get(), stream);
-    std::swap(from, to);
-  }
-  std::vector<uint16_t> bits(x.bits.size());
-  from.download(std::as_writable_bytes(std::span(bits)), stream);
-  stream.synchronize();
-  return bits;
-}
-
 TEST_F(KbitLinearCuda, OverlappingLaunchesReadWhatTheOneBeforeWrote) {
   const device::Stream stream(test::gpu());
   // Scaled so that values neither grow nor vanish along the chain.
   const Weight weight({SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, {2048, 2048}, 1 / std::sqrt(2048.0), stream);
-  const auto apart = run_chain(weight, 2048, false, stream);
-  for (int repeat = 0; repeat < 5; ++repeat) EXPECT_EQ(run_chain(weight, 2048, true, stream), apart);
+  test::check_overlapping_chain(weight.on_device(), stream);
 }
 
 TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {

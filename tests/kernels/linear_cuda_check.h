@@ -278,6 +278,43 @@ inline void check_every_form(const kernels::DevicePass& weight, const std::vecto
   }
 }
 
+/// What a chain of square layers leaves, each reading what the one before wrote, with row counts that use the workspace
+/// in different ways.
+inline std::vector<uint16_t> run_chain(const kernels::DevicePass& pass, bool overlap, const device::Stream& stream) {
+  constexpr int64_t most_rows = 64;
+  const int64_t size = pass.k;
+  const Activations x(most_rows, size, size, DType::f16);
+  auto from = device::DeviceBuffer::copy_of(bytes_of(x.bits), stream);
+  device::DeviceBuffer to(test::gpu(), from.size());
+  to.fill(0, stream);
+  const kernels::DeviceLinear linear{.passes = {pass}};
+  const kernels::LaunchPlan plan = TestWorkspace::plan(linear);
+  TestWorkspace workspace(linear, most_rows, stream);
+  for (const int64_t m : {64, 40, 1, 16, 3, 8, 40, 64, 1, 1, 1}) {
+    kernels::LinearCall call;
+    call.m = m;
+    call.x = from.data();
+    call.ldx = size;
+    call.y = to.data();
+    call.ldy = size;
+    call.weights_ready = overlap;
+    kernels::multiply(linear, plan, call, workspace.get(), stream);
+    std::swap(from, to);
+  }
+  std::vector<uint16_t> bits(x.bits.size());
+  from.download(std::as_writable_bytes(std::span(bits)), stream);
+  stream.synchronize();
+  return bits;
+}
+
+/// Launches that begin early leave what those do that wait. Values must neither grow nor vanish along the chain.
+inline void check_overlapping_chain(const kernels::DevicePass& pass, const device::Stream& stream) {
+  const auto apart = run_chain(pass, false, stream);
+  const float first = std::abs(f32_from_f16(apart.front()));
+  EXPECT_TRUE(first > 0x1p-10f && first < 0x1p10f) << first;
+  for (int repeat = 0; repeat < 5; ++repeat) EXPECT_EQ(run_chain(pass, true, stream), apart);
+}
+
 /// silu(gate) · up by the kernel that the table picks, with a bias.
 inline void check_gated_rows(const kernels::DevicePass& weight, const std::vector<float>& decoded,
                              std::span<const int64_t> rows, const device::Stream& stream) {

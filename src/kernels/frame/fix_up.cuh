@@ -7,13 +7,11 @@
 
 namespace w4q::kernels::frame {
 
-/// A Partition of units of 1 << shift tiles, which stay together; `total` tiles are whole units.
+/// A Partition of units of 1 << shift tiles, which stay together.
 struct UnitPartition {
   Partition units;
   int shift;
-  __device__ UnitPartition(int total, int parts, int shift_) : units(total >> shift_, parts), shift(shift_) {}
   __device__ int begin(int part) const { return units.begin(part) << shift; }
-  __device__ int holder(int at) const { return units.holder(at >> shift); }
 };
 
 /// receive() from `senders` blocks, `apart` words from one to the next, in their order; four are asked for together.
@@ -51,25 +49,31 @@ __device__ __forceinline__ void receive_each(MailboxWord* from, int64_t apart, i
 }
 
 /// Sums that the warps of a block leave for one another: of the N-tile that a warp came from (`heads`) and of the
-/// one that it ended in (`tails`), with the numbers of these groups, or −1. Tails stand where the table stood.
-template <int rows, int warps>
+/// one that it ended in (`tails`), with the numbers of these groups, or −1. Tails stand where the table stood; or, `apart`,
+/// in memory of their own: then they can be left while others still look things up.
+template <int rows, int warps, bool apart = false>
 struct PartialSums {
   static constexpr int values = 64 * rows;
-  static constexpr int extra_bytes = warps * values * 4 + 2 * warps * 4;  ///< beyond the table
+  static constexpr int sum_bytes = warps * values * 4;
+  static constexpr int extra_bytes = (apart ? 2 : 1) * sum_bytes + 2 * warps * 4;  ///< beyond the table
   float* heads;
   float* tails;
   int* groups;
 
   __device__ PartialSums(char* table, int table_bytes)
       : heads(reinterpret_cast<float*>(table + table_bytes)),
-        tails(reinterpret_cast<float*>(table)),
-        groups(reinterpret_cast<int*>(table + table_bytes + warps * values * 4)) {}
+        tails(reinterpret_cast<float*>(apart ? table + table_bytes + sum_bytes : table)),
+        groups(reinterpret_cast<int*>(table + table_bytes + (apart ? 2 : 1) * sum_bytes)),
+        table_(reinterpret_cast<float*>(table)) {}
   __device__ float* sums_of(int slot) const { return (slot < warps ? heads : tails) + slot % warps * values; }
-  /// Behind the tails, where the table was: what a TailProduct takes of each group that the block stores.
-  __device__ float* kept(int slot) const { return tails + (warps + slot) * values; }
+  /// Where the table was, behind tails: what a TailProduct takes of each group that the block stores.
+  __device__ float* kept(int slot) const { return table_ + (warps + slot) * values; }
   __device__ void leave(int slot, int group) const {
     if (threadIdx.x % 32 == 0) groups[slot] = group;
   }
+
+ private:
+  float* table_;
 };
 
 /// What a block must know to bring the sums of its N-tiles together; made before the sums are there.
@@ -92,12 +96,31 @@ struct FixUp {
     shares_final = end < (final_group + 1) * group_tiles;
   }
   __device__ FixUp(const Launch& args, const Partition& blocks) : FixUp(args.k_tiles, blocks) {}
+  /// The same without divisions; `by_group` divides by group_tiles.
+  __device__ FixUp(int group_tiles, const Divider& by_group, const UnitPartition& blocks) {
+    const int begin = blocks.begin(blockIdx.x);
+    const int end = blocks.begin(blockIdx.x + 1);
+    first_group = by_group.quotient(begin);
+    final_group = by_group.quotient(end - 1);
+    first_sharer = static_cast<int>(blockIdx.x);
+    while (blocks.begin(first_sharer) > first_group * group_tiles) --first_sharer;
+    shares_final = end < (final_group + 1) * group_tiles;
+  }
 };
 
+/// What stores N-tile `group` of one row; not `exists`: is asked for nothing.
+template <class Type, bool fused, class Args, class Partial>
+__device__ __forceinline__ GroupStore<Type, fused> store_of(const Args& args, const FixUp& plan, const Partial& partial,
+                                                            int group, bool exists = true) {
+  const bool keeps = args.fusion.tail.weight != nullptr;
+  return {args, group, keeps ? partial.kept(group - plan.first_group) : nullptr, exists};
+}
+
 /// Sums of the N-tiles that several warps share, and their way out: 64 sums of one group at a time for a warp, those
-/// that another block waits for first.
-template <class Type, bool fused, int rows, int warps, class Args>
-__device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<rows, warps>& partial) {
+/// that another block waits for first. `prepared`: `store` is that of the warp's first group, final_group − warp.
+template <class Type, bool fused, int rows, int warps, bool prepared = false, class Args, bool apart>
+__device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<rows, warps, apart>& partial,
+                       [[maybe_unused]] GroupStore<Type, fused> store = {}) {
   const int lane = threadIdx.x % 32;
   const int tasks = (plan.final_group - plan.first_group + 1) * rows;
 #pragma unroll 1
@@ -107,8 +130,9 @@ __device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<ro
     static_assert(2 * warps <= 32);
     const unsigned members = __ballot_sync(0xFFFFFFFFu, lane < 2 * warps && partial.groups[lane] == group);
     if (members == 0) continue;  // stored by the warp that had all of it
-    const bool keeps = rows == 1 && args.fusion.tail.weight != nullptr;
-    const GroupStore<Type, fused> store(args, group, keeps ? partial.kept(group - plan.first_group) : nullptr);
+    if constexpr (fused) {
+      if (!prepared || task >= warps) store = store_of<Type, fused>(args, plan, partial, group);
+    }
     // No branches: all loads are on their way before the first is added.
     float sums[2] = {};
 #pragma unroll
@@ -124,7 +148,7 @@ __device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<ro
       continue;
     }
     float factor = 1;
-    if constexpr (fused) factor = store.factor();  // while others' sums are on their way
+    if constexpr (fused) factor = store.factor(args);  // while others' sums are on their way
     if (group == plan.first_group) {
       float total[2] = {};
       const int own = static_cast<int>(blockIdx.x);
@@ -139,7 +163,7 @@ __device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<ro
       sums[1] += total[1];
     }
     if constexpr (fused) {
-      store.run({sums[0], sums[1]}, factor);
+      store.run(args, {sums[0], sums[1]}, factor);
     } else {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -58,6 +58,29 @@ __device__ __forceinline__ int output_of(const Run& run, int sums) {
   if constexpr (routed) return sums > 1 ? run.place.output : run.span.group;
   return run.span.group;
 }
+/// What blocks have of all tiles, and the warps of a block of its own.
+template <bool compact, class Args>
+__device__ __forceinline__ auto blocks_of(const Args& args) {
+  if constexpr (compact)
+    return UnitPartition{args.cut.units, args.cut.unit_shift};
+  else
+    return Partition(args.tiles, gridDim.x);
+}
+template <bool compact, int warps, class Args>
+__device__ __forceinline__ auto runs_of(const Args& args, int tiles) {
+  if constexpr (compact)
+    return UnitPartition{Partition(tiles >> args.cut.unit_shift, warps), args.cut.unit_shift};
+  else
+    return Partition(tiles, warps);
+}
+template <bool compact, class Args, class Blocks>
+__device__ __forceinline__ FixUp plan_of(const Args& args, int group_tiles, const Blocks& blocks) {
+  if constexpr (compact)
+    return FixUp(group_tiles, args.cut.output_tiles, blocks);
+  else
+    return FixUp(group_tiles, blocks);
+}
+
 /// The work of one block. `Gemv` has
 ///
 ///   fused                     whether it does what lies between products (gemv_store.cuh): one row
@@ -80,21 +103,14 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   static_assert(rows == 1 || !fused);
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);
-  const PartialSums<rows, warps> partial(table, Gemv::Table::total_bytes);
+  const PartialSums<rows, warps, compact> partial(table, Gemv::Table::total_bytes);
   bool leaves_late = false;  // the launch behind this one reads its choice at once
   if constexpr (routed) leaves_late = args.choice.logits != nullptr;
   if (!leaves_late) device::trigger_dependent_launch();
   const int warp = warp_index();
-  const auto partition = [&](int tiles, int parts) {
-    if constexpr (compact) {
-      return UnitPartition(tiles, parts, args.unit_shift);
-    } else {
-      return Partition(tiles, parts);
-    }
-  };
-  const auto blocks = partition(args.tiles, gridDim.x);
+  const auto blocks = blocks_of<compact>(args);
   const int block_begin = blocks.begin(blockIdx.x);
-  const auto runs = partition(blocks.begin(blockIdx.x + 1) - block_begin, warps);
+  const auto runs = runs_of<compact, warps>(args, blocks.begin(blockIdx.x + 1) - block_begin);
   const int begin = block_begin + runs.begin(warp);
 
   int sums = 1;  // weights, one after the other, of an output
@@ -105,7 +121,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   if constexpr (rows > 1) begin_inputs<warps>(args);
   Gemv::Table::fill(table, args);
   if (fused && threadIdx.x == 0) prefetch_weights(args);
-  const FixUp plan(args.k_tiles * sums, blocks);
+  const FixUp plan = plan_of<compact>(args, args.k_tiles * sums, blocks);
   if constexpr (compact) prefetch_tail(args, plan);
   if constexpr (routed) {
     if (routes) {
@@ -113,7 +129,6 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
       find_places<32 * warps>(args);
       run.route.look_up();
       run.load_first_weights();
-      leave_choice<32 * warps>(args);
     }
   }
   const int head = warp;
@@ -129,8 +144,15 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
     run.load_first_activations();
   }
   if (fused && threadIdx.x == 0) prefetch_stream(args);
+  [[maybe_unused]] GroupStore<Type, fused> first_store;
+  if constexpr (compact) {  // while x is on its way
+    const int group = plan.final_group - warp;
+    first_store = store_of<Type, fused>(args, plan, partial, group, group >= plan.first_group);
+  }
   __syncthreads();
-  if (leaves_late) device::trigger_dependent_launch();
+  if constexpr (routed) {
+    if (leaves_late) leave_choice<32 * warps>(args);
+  }
   const typename Gemv::Table::View values(table);
   typename Gemv::Totals totals;
   totals.clear();
@@ -143,7 +165,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   };
   const auto store = [&](int group) {
     if constexpr (fused) {
-      GroupStore<Type, fused>(args, group).run(totals.pair());
+      GroupStore<Type, fused>(args, group).run(args, totals.pair());
     } else {
       totals.for_each([&](int output, int row, float sum) { store_output<Type>(args, group * 64 + output, row, sum); });
     }
@@ -170,10 +192,11 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
     if (routes) ExpertFetch(args, warp, warps)(args);
   }
   prefetch_next<warps>(args, warp);
-  __syncthreads();  // the table has served
+  if constexpr (!compact) __syncthreads();  // the table has served: tails take its place
   if (tail_group >= 0) leave_sums(tail, tail_group);
   __syncthreads();
-  fix_up<Type, fused, rows, warps>(args, plan, partial);
+  if (leaves_late) device::trigger_dependent_launch();  // by the others of the block that left the choice
+  fix_up<Type, fused, rows, warps, compact>(args, plan, partial, first_store);
   if constexpr (compact) multiply_tail(args, plan, partial);
 }
 

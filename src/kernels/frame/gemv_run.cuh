@@ -11,8 +11,10 @@ template <int most>
 struct Span {
   int tile, group, column, count;
 
-  __device__ Span(const Launch& args, int first, int end)
-      : tile(first), group(first / args.k_tiles), column(first - group * args.k_tiles) {
+  __device__ Span(const Launch& args, int first, int end) : Span(args, first, first / args.k_tiles, end) {}
+  /// Of a first tile whose N-tile is known.
+  __device__ Span(const Launch& args, int first, int group_, int end)
+      : tile(first), group(group_), column(first - group * args.k_tiles) {
     limit(args, end);
   }
   __device__ Span next(const Launch& args, int end) const {

@@ -38,6 +38,7 @@ struct InputNorm {
   static constexpr int held = 2;  ///< of a lane, all at once: those of 4096 inputs
   float squares[held] = {}, scale = 1;
 
+  InputNorm() = default;
   __device__ __forceinline__ explicit InputNorm(const Launch& args) {
     const float* const state = args.fusion.input_norm;
     if (state == nullptr) return;
@@ -75,6 +76,7 @@ struct OutputExtras {
   uint32_t scale_bits = 0, before_bits = 0;
   float bias = 0, weight = 0;
 
+  OutputExtras() = default;
   template <class Args>
   __device__ __forceinline__ OutputExtras(const Args& args, int row) {
     const int at = min(row, static_cast<int>(args.n) - 1);
@@ -103,34 +105,42 @@ struct OutputExtras {
 template <class Type, bool fused>
 struct GroupStore {
   using Scalar = typename Type::Scalar;
-  const Launch& args;
-  const int group, row;
-  float* const kept;  ///< of what is left of the next x: room for 64 values in shared memory, where a tail is wanted
-  const OutputExtras extras[2];
-  const InputNorm norm;
+  int group = 0, row = 0;
+  float* kept =
+      nullptr;  ///< of what is left of the next x: room for 64 values in shared memory, where a tail is wanted
+  OutputExtras extras[2];
+  InputNorm norm;
   float next_scale = 1;
 
+  GroupStore() = default;
+  /// Not `exists`: asks for nothing, and may not be used.
   template <class Args>
-  __device__ __forceinline__ GroupStore(const Args& launch, int group_, float* kept_ = nullptr)
-      : GroupStore(launch, group_, 64 * group_ + static_cast<int>(threadIdx.x) % 32,
-                   64 * group_ + static_cast<int>(threadIdx.x) % 32 + 32, kept_) {}
+  __device__ __forceinline__ GroupStore(const Args& args, int group_, float* kept_ = nullptr, bool exists = true)
+      : GroupStore(args, group_, 64 * group_ + static_cast<int>(threadIdx.x) % 32,
+                   64 * group_ + static_cast<int>(threadIdx.x) % 32 + 32, kept_, exists) {}
   /// Where gates and ups do not stand in turn in the weight: rows `low` and `high` of it are the lane's.
   template <class Args>
-  __device__ __forceinline__ GroupStore(const Args& launch, int group_, int low, int high, float* kept_ = nullptr)
-      : args(launch), group(group_), row(low), kept(kept_), extras{{launch, low}, {launch, high}}, norm(launch) {
+  __device__ __forceinline__ GroupStore(const Args& args, int group_, int low, int high, float* kept_ = nullptr,
+                                        bool exists = true)
+      : group(group_), row(low), kept(kept_) {
+    if (!exists) return;
+    extras[0] = OutputExtras(args, low), extras[1] = OutputExtras(args, high);
+    norm = InputNorm(args);
     if (args.fusion.next_x != nullptr) next_scale = __ldcg(args.fusion.last_norm + 1);
   }
 
   /// What sums are multiplied with; by a whole warp.
-  __device__ __forceinline__ float factor() const { return args.result_factor * norm.factor(args, group); }
-  __device__ __forceinline__ void run(float2 sums) const { run(sums, factor()); }
-  __device__ __forceinline__ void run(float2 sums, float factor) const {
+  __device__ __forceinline__ float factor(const Launch& args) const {
+    return args.result_factor * norm.factor(args, group);
+  }
+  __device__ __forceinline__ void run(const Launch& args, float2 sums) const { run(args, sums, factor(args)); }
+  __device__ __forceinline__ void run(const Launch& args, float2 sums, float factor) const {
     const float low = extras[0].value(args, sums.x * factor), high = extras[1].value(args, sums.y * factor);
-    if (args.fusion.swiglu) return store_swiglu(low, high);
-    store(low, 0);
-    store(high, 32);
+    if (args.fusion.swiglu) return store_swiglu(args, low, high);
+    store(args, low, 0);
+    store(args, high, 32);
     if (args.fusion.next_x == nullptr) return;
-    const float squares = warp_sum(leave_next(low, 0) + leave_next(high, 1));
+    const float squares = warp_sum(leave_next(args, low, 0) + leave_next(args, high, 1));
     if (threadIdx.x % 32 != 0) return;
     args.fusion.next_norm[2 + group] = squares;
     if (group == 0) args.fusion.next_norm[0] = next_scale;
@@ -138,7 +148,7 @@ struct GroupStore {
 
  private:
   /// A lane has two gates or, eight lanes further, their ups: the first makes the low product, the other the high one.
-  __device__ __forceinline__ void store_swiglu(float low, float high) const {
+  __device__ __forceinline__ void store_swiglu(const Launch& args, float low, float high) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const bool has_ups = lane / gate_up_turn % 2 != 0;
     const float other = __shfl_xor_sync(0xFFFFFFFFu, has_ups ? low : high, gate_up_turn);
@@ -146,7 +156,7 @@ struct GroupStore {
     const int at = 32 * group + (has_ups ? 16 : 0) + lane / 16 * gate_up_turn + lane % gate_up_turn;
     static_cast<Scalar*>(args.y)[at] = Type::narrow(value);
   }
-  __device__ __forceinline__ void store(float value, int offset) const {
+  __device__ __forceinline__ void store(const Launch& args, float value, int offset) const {
     if (row + offset >= args.n) return;
     if (args.fp32) {
       static_cast<float*>(args.y)[row + offset] = value;
@@ -155,7 +165,7 @@ struct GroupStore {
     }
   }
   /// The next product's input; the square of the value.
-  __device__ __forceinline__ float leave_next(float value, int half) const {
+  __device__ __forceinline__ float leave_next(const Launch& args, float value, int half) const {
     if (row + 32 * half >= args.n) return 0;
     const float x = extras[half].weight * (value * next_scale);
     const Scalar stored = Type::narrow(fminf(fmaxf(x, -largest_half), largest_half));
@@ -166,8 +176,6 @@ struct GroupStore {
 };
 
 template <class Type>
-struct GroupStore<Type, false> {
-  __device__ GroupStore(const Launch&, int, float* = nullptr) {}
-};
+struct GroupStore<Type, false> {};
 
 }  // namespace w4q::kernels::frame

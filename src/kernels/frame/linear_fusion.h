@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/divider.h"
+
 namespace w4q::kernels {
 
 /// Floats in GPU memory about the residual stream: [0] the scale of x; [1] that of the x after it, set by whoever knew
@@ -66,8 +68,10 @@ struct Routes {
 
 /// Codes of some of many weights, which another launch is going to read.
 struct ExpertPrefetch {
-  const char* codes = nullptr;  ///< of weight 0, in GPU memory; null: there are none
-  int64_t bytes = 0;            ///< of one weight
+  static constexpr int line = 128;  ///< bytes
+  const char* codes = nullptr;      ///< of weight 0, in GPU memory; null: there are none
+  int64_t bytes = 0;                ///< of one weight: whole lines
+  Divider by_lines = {};            ///< of one weight
 };
 
 }  // namespace w4q::kernels

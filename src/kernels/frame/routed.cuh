@@ -11,10 +11,19 @@
 
 namespace w4q::kernels::frame {
 
+/// How a compact kernel is cut: its runs are whole units of 1 << unit_shift tiles, which divide k_tiles. What it would divide
+/// for before it can ask for a weight is known to the host.
+struct CompactCut {
+  int unit_shift = 0;
+  Partition units;                ///< over blocks
+  Divider k_tiles, output_tiles;  ///< by tiles of an N-tile, and of an output's N-tiles together
+  Divider inner;                  ///< by N-tiles that follow one another in what Router::at() counts first
+};
+
 struct RoutedLaunch : Launch {
   RouteArgs choice;           ///< logits null: the experts of `routes` have been chosen
   ExpertPrefetch next_codes;  ///< null: nothing to fetch
-  int unit_shift = 0;  ///< of a compact kernel: runs are whole units of 1 << unit_shift tiles, which divide k_tiles
+  CompactCut cut = {};        ///< of a compact kernel
 };
 
 /// Which weights each place takes, and how much of them.
@@ -160,16 +169,16 @@ struct Choosing {
   }
   /// Also of what stands behind the experts. The last block leaves sums where logits are read later.
   __device__ __forceinline__ float sum_of_parts(int output) const {
-    if (output >= args.stride) return -INFINITY;
+    const int stride = static_cast<int>(args.stride);
+    if (output >= stride) return -INFINITY;
     constexpr int at_once = 32;
     float sum = 0;
+    const float* from = args.parts + output;
 #pragma unroll 1
-    for (int first = 0; first < args.part_count; first += at_once) {
+    for (int left = args.part_count; left > 0; left -= at_once) {
       float values[at_once];
 #pragma unroll
-      for (int i = 0; i < at_once; ++i) {
-        values[i] = first + i < args.part_count ? __ldcg(args.parts + (first + i) * args.stride + output) : 0.0f;
-      }
+      for (int i = 0; i < at_once; ++i, from += stride) values[i] = i < left ? __ldcg(from) : 0.0f;
 #pragma unroll
       for (const float value : values) sum += value;
     }
@@ -199,12 +208,19 @@ __device__ __forceinline__ void find_places(const RoutedLaunch& args) {
   __syncthreads();
 }
 
-/// What the launches behind read of a choice made here, by one warp of the block that has least to do.
+/// Of a launch that chooses: lets the launch behind begin, which reads the choice at once. One warp of the block that has
+/// least to do leaves it, while the others multiply.
 template <int threads>
 __device__ __forceinline__ void leave_choice(const RoutedLaunch& args) {
-  if (args.choice.logits == nullptr || blockIdx.x + 1 != gridDim.x || threadIdx.x / 32 + 1 != threads / 32) return;
-  Choosing<threads>(args.choice).leave(places_here());
+  if (blockIdx.x + 1 == gridDim.x) {
+    if (threadIdx.x / 32 + 1 != threads / 32) return;
+    Choosing<threads>(args.choice).leave(places_here());
+  }
+  device::trigger_dependent_launch();
 }
+
+/// N-tiles of all places of an output, or of all outputs of a place.
+__host__ __device__ inline int inner_of(const Routes& routes) { return routes.sums > 1 ? routes.sums : routes.groups; }
 
 /// Where the weights of a launch stand that takes some of many: a lane knows the one of its own place.
 struct Router {
@@ -225,9 +241,13 @@ struct Router {
   }
 
   __device__ At at(int group) const {
+    return at(group, [](int number, int by) { return number / by; });
+  }
+  /// quotient(number, by) divides.
+  template <class Quotient>
+  __device__ At at(int group, const Quotient& quotient) const {
     if (routes.places == 0) return {0, group};
-    const int inner = routes.sums > 1 ? routes.sums : routes.groups, outer = group / inner,
-              rest = group - outer * inner;
+    const int inner = inner_of(routes), outer = quotient(group, inner), rest = group - outer * inner;
     return routes.sums > 1 ? At{rest, outer} : At{outer, rest};
   }
   /// The one behind it.
@@ -273,10 +293,9 @@ class ExpertFetch {
   /// Where this lane's line stands, before the experts are known.
   __device__ ExpertFetch(const RoutedLaunch& args, int warp, int warps) : codes_(args.next_codes.codes) {
     if (codes_ == nullptr) return;
-    const int each = static_cast<int>(args.next_codes.bytes / line);
     const int at = (static_cast<int>(blockIdx.x) * warps + warp) * 32 + static_cast<int>(threadIdx.x) % 32;
-    place_ = at / each;
-    codes_ += int64_t{at - place_ * each} * line;
+    place_ = args.next_codes.by_lines.quotient(at);
+    codes_ += at * int64_t{line} - place_ * args.next_codes.bytes;
     if (place_ >= args.routes.places) codes_ = nullptr;
   }
   __device__ void operator()(const RoutedLaunch& args) const {
@@ -286,7 +305,7 @@ class ExpertFetch {
   }
 
  private:
-  static constexpr int line = 128;
+  static constexpr int line = ExpertPrefetch::line;
   const char* codes_;
   int place_ = 0;
 };

@@ -20,9 +20,8 @@ __device__ __forceinline__ void prefetch_tail(const Launch& args, const FixUp& p
 
 /// By the whole block, which has stored its groups. Runs are shorter than an N-tile, so that these are fewer than warps and
 /// two more.
-template <int rows, int warps>
-__device__ __forceinline__ void multiply_tail(const Launch& args, const FixUp& plan,
-                                              const PartialSums<rows, warps>& partial) {
+template <class Partial>
+__device__ __forceinline__ void multiply_tail(const Launch& args, const FixUp& plan, const Partial& partial) {
   const TailProduct& tail = args.fusion.tail;
   if (tail.weight == nullptr) return;
   __syncthreads();

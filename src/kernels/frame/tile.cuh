@@ -11,7 +11,8 @@ using Map = repack::KbitFragmentMap;
 
 /// A stream-K partition: `total` tiles in contiguous runs, one for each of `parts`, that differ by at most one tile.
 struct Partition {
-  int quotient, remainder;
+  int quotient = 0, remainder = 0;
+  Partition() = default;
   __host__ __device__ Partition(int total, int parts) : quotient(total / parts), remainder(total % parts) {}
   __device__ int begin(int part) const { return part * quotient + min(part, remainder); }
   /// The part that holds tile `at`.

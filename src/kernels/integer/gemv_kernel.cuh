@@ -55,8 +55,10 @@ template <int bits, class Type, bool with_zeros, int rows, bool large = false, b
 void launch_rows(const MarlinLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
   using Gemv = IntegerGemv<bits, Type, with_zeros, rows, large, fused>;
   constexpr int most = large ? large_shared_bytes : least_shared_bytes;
-  frame::launch_kernel<integer_gemv_kernel<Gemv>, shared_bytes<Gemv>, most, fused>(args, blocks, Gemv::warps * 32,
-                                                                                   stream, "integer_gemv", shape);
+  // Two blocks fit a multiprocessor's shared memory: those of a launch that begins early would stand two by two.
+  constexpr bool keep_apart = true;
+  frame::launch_kernel<integer_gemv_kernel<Gemv>, shared_bytes<Gemv>, most, keep_apart>(args, blocks, Gemv::warps * 32,
+                                                                                        stream, "integer_gemv", shape);
 }
 
 }  // namespace w4q::kernels::integer

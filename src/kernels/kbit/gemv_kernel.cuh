@@ -49,7 +49,7 @@ template <int bits, class Type, class Scales, int rows, bool fused = false, clas
           bool compact = false, class Args>
 void launch_rows(const Args& args, int blocks, const device::Stream& stream, std::string_view shape) {
   using Gemv = KbitGemv<bits, Type, Scales, rows, fused, Route, compact>;
-  constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<rows, Gemv::warps>::extra_bytes;
+  constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<rows, Gemv::warps, compact>::extra_bytes;
   frame::launch_kernel<kbit_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream, "kbit_gemv",
                                                              shape);
 }

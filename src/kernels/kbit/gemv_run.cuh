@@ -68,14 +68,15 @@ struct Run {
   typename SumScales::Packed scales;  ///< one row: those of the tile whose sums the lane gets
   uint4 x;                            ///< one row: of the tile and block that the lane's column holds
 
-  __device__ Run(const Launch& launch, int begin, int past)
+  template <class Args>
+  __device__ Run(const Args& launch, int begin, int past)
       : args(launch),
         weights(launch.codes, launch.scales),
         activations(launch),
         route(launch),
         end(past),
-        span(launch, begin, past),
-        place(route.at(span.group)) {}
+        span(first_span(launch, begin, past)),
+        place(first_place(launch)) {}
 
   /// Fills the ring; touches weights only.
   __device__ void load_first_weights() {
@@ -128,6 +129,21 @@ struct Run {
 
  private:
   using RingSlot = Slot<bits, Scales, rows>;
+
+  template <class Args>
+  __device__ static At first_span(const Args& launch, int begin, int past) {
+    if constexpr (compact)
+      return At(launch, begin, launch.cut.k_tiles.quotient(begin), past);
+    else
+      return At(launch, begin, past);
+  }
+  template <class Args>
+  __device__ typename Route::At first_place(const Args& launch) const {
+    if constexpr (compact)
+      return route.at(span.group, [&](int group, int) { return launch.cut.inner.quotient(group); });
+    else
+      return route.at(span.group);
+  }
 
   __device__ void load_weights(RingSlot& slot, const At& at, int j, int before) {
     const int tile = at.tile + j + before;

@@ -52,7 +52,12 @@ int unit_shift_of(const frame::Launch& launch, int blocks) {
 }
 
 void launch_compact(frame::RoutedLaunch launch, const LinearArgs& args, int blocks, const device::Stream& stream) {
-  launch.unit_shift = unit_shift_of(launch, blocks);
+  const int shift = unit_shift_of(launch, blocks), sums = launch.routes.sums;
+  launch.cut = {.unit_shift = shift,
+                .units = frame::Partition(launch.tiles >> shift, blocks),
+                .k_tiles = Divider(static_cast<uint32_t>(launch.k_tiles)),
+                .output_tiles = Divider(static_cast<uint32_t>(launch.k_tiles * sums)),
+                .inner = Divider(static_cast<uint32_t>(std::max(frame::inner_of(launch.routes), 1)))};
   kbit::launch_compact_gemv(launch, args.pass().scheme, blocks, stream, args.shape);
 }
 

@@ -79,10 +79,18 @@ class LanePairs {
         a[reg] = *reinterpret_cast<const uint32_t*>(table_ + offset);
       }
     } else {
-      const uint32_t word = bits == 3 && step == 3 ? top_pairs(words) : words(step);
-#pragma unroll
-      for (int reg = 0; reg < 4; ++reg) a[reg] = entry<uint32_t>(word, reg);
+      look_up(indices(words, step), a);
     }
+  }
+
+  /// 3 and 4 bits: a word whose bytes are the indices of a step's pairs, and what stands there.
+  template <class Words>
+  __device__ static uint32_t indices(const Words& words, int step) {
+    return bits == 3 && step == 3 ? top_pairs(words) : words(step);
+  }
+  __device__ void look_up(uint32_t indices, uint32_t (&a)[4]) const {
+#pragma unroll
+    for (int reg = 0; reg < 4; ++reg) a[reg] = entry<uint32_t>(indices, reg);
   }
 
  private:

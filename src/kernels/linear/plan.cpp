@@ -239,7 +239,9 @@ bool chooses(const RouteArgs& choice) {
 
 ExpertPrefetch expert_codes(const DeviceLinear& linear, int64_t n) {
   const DevicePass& pass = linear.passes.front();
-  return {reinterpret_cast<const char*>(pass.codes), n * ((pass.k + 63) / 64 * 64) * pass.scheme.bits / 8};
+  const int64_t bytes = n * ((pass.k + 63) / 64 * 64) * pass.scheme.bits / 8;
+  return {reinterpret_cast<const char*>(pass.codes), bytes,
+          Divider(static_cast<uint32_t>(bytes / ExpertPrefetch::line))};
 }
 
 void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const RoutedCall& call,

@@ -34,7 +34,7 @@ void launch_bits(const RotatedLaunch& launch, void* arranged, const device::Stre
   source.inputs = launch.inputs;
   source.arranged = static_cast<char*>(arranged);
   wgmma::with_rows<16>(wgmma::layer_of(launch), [&]<int rows>(const wgmma::Layer& part) {
-    wgmma::launch_rows<Weights, rows>(source, wgmma::InputOrder::kbit_fragment, part, arranged, stream, shape);
+    wgmma::launch_rows<Weights, rows>(source, part, arranged, stream, shape);
   });
 }
 

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_gemv_kernel(const Trell
     __syncwarp();
     for (int i = 0; i < Part<gated>::count; ++i) {
       const Part<gated> part(args, group, i);
-      if (part.exists(args)) part.store(args).run({partial.of(tail)[part.low], partial.of(tail)[part.high]});
+      if (part.exists(args)) part.store(args).run(args, {partial.of(tail)[part.low], partial.of(tail)[part.high]});
     }
     __syncwarp();
   };

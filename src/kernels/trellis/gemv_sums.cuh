@@ -107,7 +107,7 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
       frame::send(mailbox(static_cast<int>(blockIdx.x)) + apart, sums[1]);
       continue;
     }
-    const float factor = store.factor();  // while others' sums are on their way
+    const float factor = store.factor(args);  // while others' sums are on their way
     if (group == plan.first_group) {
       float total[2] = {};
       const int senders = static_cast<int>(blockIdx.x) - plan.first_sharer;
@@ -115,7 +115,7 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
       sums[0] += total[0];
       sums[1] += total[1];
     }
-    store.run({sums[0], sums[1]}, factor);
+    store.run(args, {sums[0], sums[1]}, factor);
   }
 }
 

@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const 
           all.x += of[part.low];
           all.y += of[part.high];
         }
-        part.store(args).run(all);
+        part.store(args).run(args, all);
       }
       meet(team);
     } else {

@@ -3,9 +3,11 @@
 #pragma once
 
 #include "kernels/kbit/tile.cuh"
+#include "kernels/wgmma/arrange.h"
 #include "kernels/wgmma/fragment_codes.h"
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/plan.h"
+#include "kernels/wgmma/turn_codes.cuh"
 
 namespace w4q::kernels::wgmma {
 
@@ -13,35 +15,45 @@ namespace w4q::kernels::wgmma {
 template <class Type>
 struct KbitScales {
   static constexpr int most_bytes = static_cast<int>(repack::KbitFragmentMap::tile_scales) * 2;  ///< of a tile
+  static constexpr bool in_rows = false;     ///< of a whole N-tile in one row, less than a copy brings for a tile
+  static constexpr bool of_sixteen = false;  ///< a block of 32 inputs has two
   bool e4m4;
 
   __host__ __device__ int bytes() const { return e4m4 ? most_bytes / 2 : most_bytes; }
-  /// Where a lane's of a row tile begin.
-  __device__ int offset(int lane, int row_tile) const {
-    return lane / 4 * (e4m4 ? 16 : 32) + row_tile * (e4m4 ? 2 : 4);
-  }
-  static constexpr bool in_rows = false;  ///< of a whole N-tile in one row, less than a copy brings for a tile
-  /// Of each block of 32, rows g and g + 8.
-  __device__ void load(const char* from, uint32_t (&both)[2]) const {
-    if (e4m4) {
-      both[0] = *reinterpret_cast<const uint16_t*>(from);
-      both[1] = *reinterpret_cast<const uint16_t*>(from + 8);
-    } else {
+
+  /// A lane's of a row tile. Both types are read by the same instructions, which take their places from registers.
+  class Lane {
+   public:
+    __device__ Lane(const KbitScales& scales, int lane, int row_tile)
+        : offset_(scales.e4m4 ? lane / 4 * 16 + row_tile / 2 * 4 : lane / 4 * 32 + row_tile * 4),
+          second_block_(scales.e4m4 ? 8 : 16),
+          first_(scales.e4m4 ? 0x4040 + row_tile % 2 * 0x0202 : 0x1010),
+          second_(scales.e4m4 ? 0x4141 + row_tile % 2 * 0x0202 : 0x3232),
+          shift_(!scales.e4m4                             ? 0
+                 : std::is_same_v<Type, device::HalfType> ? 6
+                                                          : 3) {
+      // Kept in registers, not made anew for every tile.
+      asm volatile("" : "+r"(second_block_), "+r"(first_), "+r"(second_), "+r"(shift_));
+    }
+    __device__ int offset() const { return offset_; }
+    /// Of each block of 32, rows g and g + 8.
+    __device__ void load(const char* from, uint32_t (&both)[2]) const {
       both[0] = *reinterpret_cast<const uint32_t*>(from);
-      both[1] = *reinterpret_cast<const uint32_t*>(from + 16);
+      both[1] = *reinterpret_cast<const uint32_t*>(from + second_block_);
     }
-  }
-  /// The scale of rows g (half 0) or g + 8 (half 1), twice.
-  __device__ uint32_t pair(uint32_t both, int half) const {
-    if (e4m4) {
-      constexpr int shift = std::is_same_v<Type, device::HalfType> ? 6 : 3;
-      return __byte_perm(both, 0, half == 0 ? 0x4040 : 0x4141) << shift;
+    /// The scale of rows g (half 0) or g + 8 (half 1), twice.
+    __device__ uint32_t pair(uint32_t both, int half) const {
+      const uint32_t twice = __byte_perm(both, 0, half == 0 ? first_ : second_) << shift_;
+      if constexpr (std::is_same_v<Type, device::HalfType>) return twice;
+      if (shift_ != 0) return twice;
+      const float value = __half2float(__ushort_as_half(static_cast<unsigned short>(twice)));
+      return Type::pack(value, value);
     }
-    const uint32_t twice = __byte_perm(both, 0, half == 0 ? 0x1010 : 0x3232);
-    if constexpr (std::is_same_v<Type, device::HalfType>) return twice;
-    const float value = __half2float(__ushort_as_half(static_cast<unsigned short>(twice)));
-    return Type::pack(value, value);
-  }
+
+   private:
+    int offset_, second_block_;
+    uint32_t first_, second_, shift_;
+  };
 };
 
 /// The weights as a launch knows them.
@@ -56,7 +68,7 @@ struct KbitSource {
 
 /// Words bits · row_tile … of a lane's 4 · bits, which stand in groups of four, those of a tile's first lane at `from`
 /// and of others 16 bytes further each. Where they cross groups, two 128-bit loads and a shift by words take fewer
-/// passes of shared memory than a load for each word.
+/// passes of shared memory than a load for each word; half of the row tiles of 3 bits stand in one group.
 template <int bits>
 __device__ __forceinline__ void load_row_tile(const char* from, int row_tile, uint32_t (&words)[bits]) {
   const int first = bits * row_tile;
@@ -74,7 +86,8 @@ __device__ __forceinline__ void load_row_tile(const char* from, int row_tile, ui
     words[0] = v.x, words[1] = v.y;
   } else {
     const uint4 low = *reinterpret_cast<const uint4*>(group);
-    const uint4 high = *reinterpret_cast<const uint4*>(from + min(first / 4 + 1, bits - 1) * 512);
+    uint4 high = low;
+    if (first % 4 + bits > 4) high = *reinterpret_cast<const uint4*>(group + 512);
     const uint32_t all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     const bool by_one = first % 2 != 0;
     const bool by_two = first % 4 >= 2;
@@ -95,6 +108,13 @@ struct KbitWeights {
   using Map = repack::KbitFragmentMap;
   static constexpr int table_kilobytes = 64;
   using Pairs = kbit::LanePairs<bits, table_kilobytes>;
+
+  /// Whether codes are turned, with `tiles` tiles in a stage. Stages of one tile are those of 128 rows, where the tensor
+  /// cores bind. Scales of sixteen inputs would have to change places too, which takes longer than arranging inputs.
+  static constexpr bool turned(int tiles) { return can_turn(bits) && tiles > 1 && !Scales::of_sixteen; }
+  static constexpr InputOrder input_order(int tiles) {
+    return turned(tiles) ? InputOrder::plain : InputOrder::kbit_fragment;
+  }
 
   static constexpr int table_bytes = bits == 8 ? 0 : table_kilobytes * 1024;
   static constexpr int code_bytes = static_cast<int>(Map::tile_words(bits)) * 4;  ///< of a tile of 64 × 64
@@ -124,8 +144,8 @@ struct KbitWeights {
 
   /// A lane's codes and scales of one row tile of one tile.
   struct Words {
-    uint32_t codes[bits];
-    uint32_t scales[2];  ///< as Scales::load has them
+    uint32_t codes[turned_words(bits)];
+    uint32_t scales[2];  ///< as Scales::Lane has them
   };
 
   /// One warp's view of a stage of `tiles` tiles: N-tile `group`, row tile `row_tile`.
@@ -135,35 +155,53 @@ struct KbitWeights {
     const char* codes;  ///< offsets from the stage
     const char* scales;
     int row_tile;
-    Scales scale_type;
+    typename Scales::Lane lane_scales;
     int scale_stride;
+    static constexpr bool turned = KbitWeights::turned(tiles);
 
     __device__ Decoder(const char* table, const char* first_stage, const Source& source, int group, int tile_of_16)
         : pairs(table),
           codes(first_stage + group * code_bytes + threadIdx.x % 32 * 16),
-          scales(first_stage + n_tiles * tiles * code_bytes + group * source.scale_type.bytes() +
-                 source.scale_type.offset(static_cast<int>(threadIdx.x) % 32, tile_of_16)),
           row_tile(tile_of_16),
-          scale_type(source.scale_type),
-          scale_stride(n_tiles * source.scale_type.bytes()) {}
+          lane_scales(source.scale_type, static_cast<int>(threadIdx.x) % 32, tile_of_16),
+          scale_stride(n_tiles * source.scale_type.bytes()) {
+      scales = first_stage + n_tiles * tiles * code_bytes + group * source.scale_type.bytes() + lane_scales.offset();
+    }
 
     /// Tile `tile` of the stage at `offset`, which is `weight_tile` of the weight.
     __device__ __forceinline__ void load(int offset, int tile, int weight_tile, Words& words) const {
-      load_row_tile(codes + offset + tile * n_tiles * code_bytes, row_tile, words.codes);
+      uint32_t row[bits];
+      load_row_tile(codes + offset + tile * n_tiles * code_bytes, row_tile, row);
       const char* const from = scales + offset + tile * scale_stride;
       if constexpr (Scales::in_rows) {
-        scale_type.load(from + Scales::place(weight_tile), words.scales);
+        lane_scales.load(from + Scales::place(weight_tile), words.scales);
       } else {
-        scale_type.load(from, words.scales);
+        lane_scales.load(from, words.scales);
       }
+      take(row, words);
     }
 
     __device__ __forceinline__ void decode(const Words& words, int step, uint32_t (&a)[4]) const {
-      pairs.step([&](int w) { return words.codes[w]; }, step, a);
+      if constexpr (turned && (bits == 3 || bits == 4)) {
+        pairs.look_up(words.codes[step], a);
+      } else {
+        pairs.step([&](int w) { return words.codes[w]; }, step, a);
+      }
       const uint32_t both = words.scales[step / 2];
-      const uint32_t scale[2] = {scale_type.pair(both, 0), scale_type.pair(both, 1)};
+      const uint32_t scale[2] = {lane_scales.pair(both, 0), lane_scales.pair(both, 1)};
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
+    }
+
+   private:
+    /// Words of a row tile as decode() has them.
+    __device__ __forceinline__ static void take(const uint32_t (&row)[bits], Words& words) {
+#pragma unroll
+      for (int w = 0; w < bits; ++w) words.codes[w] = row[w];
+      if constexpr (turned) {
+        if constexpr (bits == 3) words.codes[3] = Pairs::indices([&](int w) { return row[w]; }, 3);
+        turn_codes<bits>(words.codes);
+      }
     }
   };
 };

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "device/fragment.cuh"
+#include "kernels/wgmma/arrange.h"
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/plan.h"
 
@@ -26,6 +27,7 @@ struct MarlinWeights {
   using Type = Type_;
   using Source = MarlinSource;
   static constexpr bool makes_inputs = false;
+  static constexpr InputOrder input_order(int) { return InputOrder::plain; }
   static constexpr int n_tiles = job_outputs / 64;
   static constexpr int table_bytes = 0;
   static constexpr int step_bytes = 512;         ///< of an N-tile

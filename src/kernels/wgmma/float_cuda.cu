@@ -10,33 +10,49 @@ namespace {
 struct E8m0Bytes {
   static constexpr int most_bytes = static_cast<int>(repack::KbitFragmentMap::tile_scales);
   static constexpr bool in_rows = false;
+  static constexpr bool of_sixteen = false;
   float factor;  ///< brings the largest of the weight inside f16
 
   __host__ __device__ static constexpr int bytes() { return most_bytes; }
-  __device__ static int offset(int lane, int row_tile) { return lane / 4 * 16 + row_tile * 2; }
-  __device__ static void load(const char* from, uint32_t (&both)[2]) {
-    both[0] = *reinterpret_cast<const uint16_t*>(from);
-    both[1] = *reinterpret_cast<const uint16_t*>(from + 8);
-  }
-  /// A byte is the exponent of an f32.
-  __device__ uint32_t pair(uint32_t both, int half) const {
-    const float value = __uint_as_float(half == 0 ? (both & 0xFFu) << 23 : (both & 0xFF00u) << 15) * factor;
-    return device::HalfType::pack(value, value);
-  }
+
+  struct Lane {
+    float factor;
+    int at;
+
+    __device__ Lane(const E8m0Bytes& scales, int lane, int row_tile)
+        : factor(scales.factor), at(lane / 4 * 16 + row_tile * 2) {}
+    __device__ int offset() const { return at; }
+    __device__ static void load(const char* from, uint32_t (&both)[2]) {
+      both[0] = *reinterpret_cast<const uint16_t*>(from);
+      both[1] = *reinterpret_cast<const uint16_t*>(from + 8);
+    }
+    /// A byte is the exponent of an f32.
+    __device__ uint32_t pair(uint32_t both, int half) const {
+      const float value = __uint_as_float(half == 0 ? (both & 0xFFu) << 23 : (both & 0xFF00u) << 15) * factor;
+      return device::HalfType::pack(value, value);
+    }
+  };
 };
 
 /// Bytes of E4M3 for blocks of 16: those of a lane's eight columns of 32 stand in the first or second half of a row's.
 struct E4m3Bytes {
   static constexpr int most_bytes = 2 * static_cast<int>(repack::KbitFragmentMap::tile_scales);
   static constexpr bool in_rows = false;
+  static constexpr bool of_sixteen = true;
 
   __host__ __device__ static constexpr int bytes() { return most_bytes; }
-  __device__ static int offset(int lane, int row_tile) { return lane / 4 * 32 + lane % 4 / 2 * 16 + row_tile * 2; }
-  __device__ static void load(const char* from, uint32_t (&both)[2]) { E8m0Bytes::load(from, both); }
-  /// A byte shifted into an f16 reads value / 256, exactly.
-  __device__ static uint32_t pair(uint32_t both, int half) {
-    return __byte_perm(both, 0, half == 0 ? 0x4040 : 0x4141) << 7;
-  }
+
+  struct Lane {
+    int at;
+
+    __device__ Lane(const E4m3Bytes&, int lane, int row_tile) : at(lane / 4 * 32 + lane % 4 / 2 * 16 + row_tile * 2) {}
+    __device__ int offset() const { return at; }
+    __device__ static void load(const char* from, uint32_t (&both)[2]) { E8m0Bytes::Lane::load(from, both); }
+    /// A byte shifted into an f16 reads value / 256, exactly.
+    __device__ static uint32_t pair(uint32_t both, int half) {
+      return __byte_perm(both, 0, half == 0 ? 0x4040 : 0x4141) << 7;
+    }
+  };
 };
 
 /// Two f32 for a tile, of rows g and of rows g + 8. Copies begin at multiples of 16 bytes, so at every other tile, and
@@ -44,18 +60,27 @@ struct E4m3Bytes {
 struct TileFloats {
   static constexpr int most_bytes = 32;
   static constexpr bool in_rows = true;
+  static constexpr bool of_sixteen = false;
   static constexpr int tile_words = 2;
   __device__ static int first_word(int tile) { return tile / 2 * 4; }
   __device__ static int place(int tile) { return tile % 2 * 8; }
   float factor;  ///< brings the largest of the weight inside f16
 
   __host__ __device__ static constexpr int bytes() { return most_bytes; }
-  __device__ static int offset(int, int) { return 0; }
-  __device__ void load(const char* from, uint32_t (&both)[2]) const {
-    const float2 halves = *reinterpret_cast<const float2*>(from);
-    both[0] = both[1] = device::HalfType::pack(halves.x * factor, halves.y * factor);
-  }
-  __device__ static uint32_t pair(uint32_t both, int half) { return __byte_perm(both, 0, half == 0 ? 0x1010 : 0x3232); }
+
+  struct Lane {
+    float factor;
+
+    __device__ Lane(const TileFloats& scales, int, int) : factor(scales.factor) {}
+    __device__ static int offset() { return 0; }
+    __device__ void load(const char* from, uint32_t (&both)[2]) const {
+      const float2 halves = *reinterpret_cast<const float2*>(from);
+      both[0] = both[1] = device::HalfType::pack(halves.x * factor, halves.y * factor);
+    }
+    __device__ static uint32_t pair(uint32_t both, int half) {
+      return __byte_perm(both, 0, half == 0 ? 0x1010 : 0x3232);
+    }
+  };
 };
 
 template <int bits, class Scales>
@@ -64,7 +89,7 @@ void launch_blocks(const frame::Launch& launch, const Scales& scales, void* arra
   using Weights = KbitWeights<bits, device::HalfType, Scales>;
   const auto source = kbit_source<Weights>(launch, scales);
   with_rows<32>(layer_of(launch), [&]<int rows>(const Layer& part) {
-    launch_rows<Weights, rows>(source, InputOrder::kbit_fragment, part, arranged, stream, shape);
+    launch_rows<Weights, rows>(source, part, arranged, stream, shape);
   });
 }
 

@@ -21,9 +21,8 @@ void launch_kbit(const frame::Launch& launch, const formats::Scheme& scheme, DTy
   kbit::with_bits(scheme.bits, activation, [&]<int bits, class Type>() {
     using Weights = KbitWeights<bits, Type>;
     const auto source = kbit_source<Weights>(launch, {scheme.scale == formats::ScaleType::e4m4});
-    with_rows<32>(layer, [&]<int rows>(const Layer& part) {
-      launch_rows<Weights, rows>(source, InputOrder::kbit_fragment, part, arranged, stream, shape);
-    });
+    with_rows<32>(
+        layer, [&]<int rows>(const Layer& part) { launch_rows<Weights, rows>(source, part, arranged, stream, shape); });
   });
 }
 

@@ -76,7 +76,7 @@ inline bool stand_in_order(const Layer& layer, InputOrder order) {
 }
 
 template <class Weights, int rows>
-void launch_rows(const typename Weights::Source& weights, InputOrder order, const Layer& layer, void* arranged,
+void launch_rows(const typename Weights::Source& weights, const Layer& layer, void* arranged,
                  const device::Stream& stream, std::string_view shape) {
   Task<Weights> task{};
   task.weights = weights;
@@ -105,15 +105,16 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   const Plan plan =
       best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles), blocks, most_shared_rounds(rows));
   task.whole_rounds = plan.whole_rounds;
-  if constexpr (Weights::makes_inputs) {
-    // The blocks do it.
-  } else if (stand_in_order(layer, order)) {
-    constexpr bool half = std::is_same_v<typename Weights::Type, device::HalfType>;
-    task.x_map = map_boxes(layer.x, half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                           {{layer.k, 0, 64}, {layer.m, layer.ldx * 2, rows}}, true);
-  } else {
-    arrange({layer.x, layer.m, layer.k, layer.ldx, layer.input_order}, order, rows, arranged, layer.overlap, stream);
-    task.x = static_cast<const char*>(arranged);
+  if constexpr (!Weights::makes_inputs) {
+    constexpr InputOrder order = Weights::input_order(Memory<Weights, rows>::tiles);
+    if (stand_in_order(layer, order)) {
+      constexpr bool half = std::is_same_v<typename Weights::Type, device::HalfType>;
+      task.x_map = map_boxes(layer.x, half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                             {{layer.k, 0, 64}, {layer.m, layer.ldx * 2, rows}}, true);
+    } else {
+      arrange({layer.x, layer.m, layer.k, layer.ldx, layer.input_order}, order, rows, arranged, layer.overlap, stream);
+      task.x = static_cast<const char*>(arranged);
+    }
   }
 
   // Weights are fetched while the launch before still runs, or while activations are still being arranged.

@@ -97,8 +97,7 @@ constexpr KernelRow rows[] = {
      .workspace = workspace,
      .check = check_integer_pass,
      .run = run_marlin,
-     .swiglu = GateOrder::turns,
-     .begins_early = false},
+     .swiglu = GateOrder::turns},
 };
 
 }  // namespace
