@@ -20,7 +20,7 @@ void launch_wgmma(const TrellisLaunch& launch, const formats::Scheme& scheme, vo
     source.inputs = launch.inputs;
     source.arranged = static_cast<char*>(arranged);
     wgmma::with_rows<16>(wgmma::layer_of(launch), [&]<int rows>(const wgmma::Layer& part) {
-      wgmma::launch_rows<Weights, rows>(source, wgmma::InputOrder::plain, part, arranged, stream, shape);
+      wgmma::launch_rows<Weights, rows>(source, part, arranged, stream, shape);
     });
   });
 }
