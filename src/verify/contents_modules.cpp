@@ -93,12 +93,12 @@ void types_of_scales(const StoredContents& contents, ContentsFindings& findings)
   }
   for (const auto& [what, types] : alike) {
     if (types.size() != 2) continue;
-    const auto& [first, second] = std::pair(*types.begin(), *types.rbegin());
-    const auto& [type, lone] = first.second.size() == 1 ? first : second;
-    const auto& [usual, others] = first.second.size() == 1 ? second : first;
-    if (lone.size() != 1 || others.size() < fewest) continue;
-    findings.fault(lone.front()->scales, concat("has type ", dtype_name(type), ", the scales of all other ",
-                                                others.size(), " matrices like it ", dtype_name(usual)));
+    for (const auto& [type, lone] : types) {
+      const auto& [usual, others] = type == types.begin()->first ? *types.rbegin() : *types.begin();
+      if (lone.size() != 1 || others.size() < fewest) continue;
+      findings.fault(lone.front()->scales, concat("has type ", dtype_name(type), ", the scales of all other ",
+                                                  others.size(), " matrices like it ", dtype_name(usual)));
+    }
   }
 }
 
