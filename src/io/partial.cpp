@@ -80,18 +80,20 @@ int rename_without_replacing(const fs::path& from, const fs::path& to) {
 
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
-/// Of a folder that others may still work in, as ranks do until they hear that the run has ended: under its new name they
-/// find it no more. Whoever was on the way in when it was renamed is met by emptying it again.
-void remove_from_under_others(const fs::path& folder) noexcept {
-  std::error_code failed;
-  const std::string name = folder.filename().native();
-  const fs::path place = folder_of(folder) / (name.substr(0, name.size() - digits) + random_digits());
-  const bool renamed = rename_without_replacing(folder, place) == 0;
+/// Others may still work in a folder, as ranks do until they hear that the run has ended: under its new name they find it no
+/// more. Whoever was on the way in when it was renamed is met by emptying it again.
+void remove_from_under_others(const fs::path& path) noexcept try {
+  const std::string name = path.filename().native();
+  const fs::path renamed = folder_of(path) / (name.substr(0, name.size() - digits) + random_digits());
+  const fs::path& place = ::rename(path.c_str(), renamed.c_str()) == 0 ? renamed : path;
   constexpr int attempts = 8;
+  std::error_code failed;
   for (int attempt = 0; attempt < attempts; ++attempt) {
-    fs::remove_all(renamed ? place : folder, failed);
+    fs::remove_all(place, failed);
     if (failed != std::errc::directory_not_empty) return;
   }
+} catch (const std::exception&) {
+  // It stays for the next run of this output to remove.
 }
 
 /// Those of one output, held or not.
@@ -198,12 +200,7 @@ bool Partial::create_and_lock(Kind kind) {
 }
 
 Partial::~Partial() {
-  if (path_.empty() || left_) return;
-  std::error_code ignored;
-  if (fs::is_directory(fs::symlink_status(path_, ignored)))
-    remove_from_under_others(path_);
-  else
-    fs::remove(path_, ignored);
+  if (!path_.empty() && !left_) remove_from_under_others(path_);
 }
 
 void Partial::rename_to_new(const fs::path& target) {

@@ -317,21 +317,21 @@ quantize::PassesResult quantize_passes(const TensorPlan& tensor, const TensorVie
   return quantize::quantize_passes(weight, passes, run);
 }
 
-/// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them.
+/// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them. `alone`: by all
+/// threads, or by the GPU; else by this thread, others beside it.
 QuantizedTensor quantize_tensor(const TensorPlan& tensor, const OpenedModel& source, const QuantizeRequest& request,
-                                SharedFactors& factors, io::CheckpointWriter& writer, bool on_gpu) {
+                                SharedFactors& factors, io::CheckpointWriter& writer, bool alone) {
   const std::string module(model::module_path(tensor.name));
   auto loaded = std::make_shared<const io::LoadedTensor>(source.folder.tensors.load(tensor.name));
   QuantizedTensor result{.name = tensor.name, .scheme = tensor.scheme_text(), .stats = {}, .error = {}, .output = {}};
   const Stopwatch watch;
-  auto quantized = quantize_passes(tensor, loaded->view(), request, factors.of(module), on_gpu);
+  auto quantized = quantize_passes(tensor, loaded->view(), request, factors.of(module), alone);
   result.seconds = watch.seconds();
   result.stats = quantized.stats;
   auto packed = std::make_shared<formats::PackedLinear>(std::move(quantized.linear));
   packed->name = module;
-  // What waits for the file system does so beside what computes; tensors that stand beside others have no threads to spare.
-  const auto policy = goes_beside_others(tensor, source, request) ? std::launch::deferred : std::launch::async;
-  auto written = std::async(policy, [&] {
+  // What waits for the file system does so beside what computes, where threads are to be had.
+  auto written = std::async(alone ? std::launch::async : std::launch::deferred, [&] {
     for (size_t pass = 0; pass < packed->passes.size(); ++pass)
       write_planes(module, pass, packed->passes[pass], writer);
   });
@@ -484,20 +484,20 @@ class Quantizing {
     units.clear();
   }
 
-  void run(size_t unit, bool on_gpu = true) {
+  void run(size_t unit, bool alone = true) {
     QuantizeRecord record;
     if (units_[unit].layer) calibrated_->run(*units_[unit].layer, record);
     for (const TensorPlan* tensor : units_[unit].tensors) {
-      write(*tensor, record, on_gpu);
+      write(*tensor, record, alone);
       progress_.advance(tensor->bytes_before);
     }
     work_.done(unit, to_json(record));
   }
 
-  void write(const TensorPlan& tensor, QuantizeRecord& record, bool on_gpu) {
+  void write(const TensorPlan& tensor, QuantizeRecord& record, bool alone) {
     if (calibrated_ && calibrated_->write(tensor, record, writer_)) {
     } else if (tensor.scheme) {
-      record.tensors.push_back(quantize_tensor(tensor, source_, request_, factors_, writer_, on_gpu));
+      record.tensors.push_back(quantize_tensor(tensor, source_, request_, factors_, writer_, alone));
     } else {
       writer_.copy(source_.folder.tensors, tensor.name);
     }

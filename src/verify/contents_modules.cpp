@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -75,6 +76,29 @@ void types_of_norms(const StoredContents& contents, ContentsFindings& findings) 
     if (contents.is_known() || !name.ends_with("norm.weight") || info.shape.size() != 1) continue;
     if (std::ranges::find(small, info.dtype) != small.end())
       findings.fault(name, concat("has type ", dtype_name(info.dtype), ": norms are stored in 16 or 32 bit"));
+  }
+}
+
+/// Programs write the scales of all matrices of a kind in one type: one in another was rounded, or its bytes are read as
+/// something else.
+void types_of_scales(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr size_t fewest = 6;  // others
+  using Alike = std::tuple<StoredLinear::Kind, size_t, std::string>;
+  std::map<Alike, std::map<DType, std::vector<const StoredLinear*>>> alike;
+  for (const auto& linear : contents.linears()) {
+    if (linear.scales.empty() || model::layer_numbers(linear.path).layer < 0) continue;
+    const io::TensorInfo& info = contents.tensors().at(linear.scales);
+    std::string name = linear.scales.substr(linear.scales.rfind('.') + 1);
+    alike[{linear.kind, info.shape.size(), std::move(name)}][info.dtype].push_back(&linear);
+  }
+  for (const auto& [what, types] : alike) {
+    if (types.size() != 2) continue;
+    for (const auto& [type, lone] : types) {
+      const auto& [usual, others] = type == types.begin()->first ? *types.rbegin() : *types.begin();
+      if (lone.size() != 1 || others.size() < fewest) continue;
+      findings.fault(lone.front()->scales, concat("has type ", dtype_name(type), ", the scales of all other ",
+                                                  others.size(), " matrices like it ", dtype_name(usual)));
+    }
   }
 }
 
@@ -158,6 +182,7 @@ constexpr ContentsRule rules[] = {
     {"biases have their weights", false, biases_have_weights},
     {"biases are as long as their weights", false, biases_fit},
     {"norms are in 16 or 32 bit", false, types_of_norms},
+    {"scales of a kind have one type", false, types_of_scales},
     {"names are the model's", false, names_of_wrappers},
     {"layers for further tokens stand as those of the text", false, further_layers_stand_right},
 };

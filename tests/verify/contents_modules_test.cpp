@@ -64,6 +64,21 @@ TEST_F(ContentsModules, NormsAreWide) {
   EXPECT_THAT(said(made), HasSubstr("layers.1.input_layernorm.weight has type F8_E4M3"));
 }
 
+TEST_F(ContentsModules, ScalesHaveOneType) {
+  auto made = test::made_mixture(Storage::fp8_blocks);
+  EXPECT_EQ(said(made), "");
+  const auto scales = [&](const std::string& linear) { return text_layer + linear + ".weight_scale_inv"; };
+  const std::string one = scales("1.mlp.experts.2.down_proj");
+  const Shape shape = made.tensors.at(one).shape;
+  const std::vector<uint16_t> halves(static_cast<size_t>(element_count(shape)), 0x1400);
+  auto rounded = made;
+  rounded.put(one, DType::f16, shape, halves);
+  EXPECT_THAT(said(rounded), HasSubstr("experts.2.down_proj.weight_scale_inv has type F16, the scales of all other"));
+  // Where two are so it is a way of writing.
+  rounded.put(scales("0.mlp.experts.2.down_proj"), DType::f16, shape, halves);
+  EXPECT_THAT(said(rounded), Not(HasSubstr("has type F16")));
+}
+
 TEST_F(ContentsModules, NamesAreTheModels) {
   const auto made = test::made_mixture(Storage::bf16);
   for (const char* wrapper : {"module.", "_orig_mod."}) {

@@ -81,9 +81,8 @@ struct KernelRow {
   bool (*leaves_tail)(const LinearDesc&) = nullptr;
   bool fuses = false;                  ///< takes a LinearFusion where there is one row, with gates in turns
   GateOrder swiglu = GateOrder::none;  ///< takes LinearFusion::swiglu, by itself, for all its rows, of such gates
-  /// May begin while the launch before still runs; else only where it fuses.
-  bool begins_early = true;
-  bool scales_input = false;  ///< divides x by the input scale; for others that is done before
+  bool begins_early = true;            ///< may begin while the launch before still runs
+  bool scales_input = false;           ///< divides x by the input scale; for others that is done before
   /// error_bound of f16 activations. Two roundings to 11 bits (weight or table entry, product with the scale) and one
   /// of the result, each at most 2^-11 relative and about 0.29 · 2^-11 · √… in the mean (5e-4 was measured). Of a
   /// thousand weights or more: fewer have the worst case instead of the mean.

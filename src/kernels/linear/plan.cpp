@@ -215,7 +215,7 @@ void multiply(const DeviceLinear& linear, const LaunchPlan& plan, const LinearCa
       here[step.count - 1] = source.acquire(last);
       args.passes = std::span(here).first(step.count);
     }
-    args.weights_ready = call.weights_ready && !moved && (step.row->begins_early || takes_fused_kernel(args));
+    args.weights_ready = call.weights_ready && !moved && step.row->begins_early;
     run_kernel(*step.row, args, stream);
     if (moved) source.release(last);
     args.bias = nullptr;
