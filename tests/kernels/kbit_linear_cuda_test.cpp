@@ -196,7 +196,7 @@ TEST_F(KbitLinearCuda, StretchedProductsAreNearerToF16) {
   const Size size{256, 1024};
   test::LinearExtras extras;
   extras.fp32 = true;
-  for (const int64_t rows : {17, 64, 128}) {
+  for (const int64_t rows : {17, 64, 128, 250}) {
     const Activations x(rows, size.k, size.k, DType::f16);
     // Measured 1.3 and 1.9 times.
     for (const auto& [name, times] : {std::pair{"kbit4-b32-e4m4", 1.1}, {"kbit3-b32-e4m4", 1.7}}) {
@@ -211,7 +211,7 @@ TEST_F(KbitLinearCuda, StretchedProductsAreNearerToF16) {
 
 TEST_F(KbitLinearCuda, SiluIsPartOfProductsOfManyRows) {
   const device::Stream stream(test::gpu());
-  constexpr int64_t rows[] = {17, 40, 100, 128};
+  constexpr int64_t rows[] = {17, 40, 100, 128, 250};
   // Jobs that many blocks share, that two share, and jobs of one block.
   for (const Size size : {Size{256, 2048}, {8192, 256}, {34048, 64}}) {
     const Weight weight(formats::parse_scheme("kbit4-b32-e4m4"), size, 0.05, stream);

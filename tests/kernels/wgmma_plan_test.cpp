@@ -29,7 +29,7 @@ TEST(WgmmaPlan, DoesAllJobsWithTheBlocksThereAre) {
 
 TEST(WgmmaPlan, SharesJobsOfLayersThatAreSmallForTheGpu) {
   const auto sharers = [](int n, int k) {
-    return best_plan((n + job_outputs - 1) / job_outputs, k / 64, 4.0 / (k / 64), 132, 2).sharers;
+    return best_plan((n + 255) / 256, k / 64, 4.0 / (k / 64), 132, 2).sharers;
   };
   EXPECT_EQ(sharers(4096, 4096), 8);
   EXPECT_EQ(sharers(6144, 4096), 5);
@@ -45,6 +45,11 @@ TEST(WgmmaPlan, TakesTilesThatHoldAllRows) {
   EXPECT_EQ(tile_rows(33), 64);
   EXPECT_EQ(tile_rows(65), 128);
   EXPECT_EQ(tile_rows(2048), 128);
+  EXPECT_EQ(tile_rows(128, 256), 128);
+  EXPECT_EQ(tile_rows(129, 256), 256);
+  EXPECT_EQ(tile_rows(257, 256), 128);  // three tiles, not four halves of them
+  EXPECT_EQ(tile_rows(385, 256), 256);
+  EXPECT_EQ(job_outputs(256) * 256, job_outputs(128) * 128);
 }
 
 }  // namespace

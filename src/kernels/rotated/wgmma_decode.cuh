@@ -29,7 +29,7 @@ struct RotatedWeights {
   using Type = device::HalfType;
   using Source = RotatedSource;
   static constexpr bool makes_inputs = true;
-  static constexpr int n_tiles = wgmma::job_outputs / 64;
+  static constexpr int n_tiles = wgmma::job_outputs(128) / 64;
   using Map = repack::KbitFragmentMap;
   static constexpr int table_kilobytes = 64;
   using Table = kbit::PairTable<bits, table_kilobytes>;

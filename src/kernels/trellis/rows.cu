@@ -51,7 +51,7 @@ bool accepts_unit_rows(const LinearDesc& desc, std::string* why) {
 }
 /// Below, other kernels come first. Beyond, decoding once and cuBLAS are taken to be faster, as for kbit
 /// (docs/kernels/wgmma.md).
-constexpr int64_t least_warpgroup_rows = 9, most_warpgroup_rows = 256;
+constexpr int64_t least_warpgroup_rows = 9, most_warpgroup_rows = 1024;
 bool accepts_wgmma(const LinearDesc& desc, std::string* why) {
   const std::string_view refusal = wgmma::refusal(desc.gpu, desc.k());
   if (!refusal.empty()) return because(why, refusal);
@@ -127,7 +127,7 @@ WorkspaceSizes workspace_of_wide(const LinearDesc& desc) {
 
 /// Of activations that the blocks rotate and arrange, whole tiles of rows.
 size_t arranged_bytes(const LinearDesc& desc) {
-  const int64_t rows = std::min(desc.m, most_warpgroup_rows), tile = wgmma::tile_rows(rows);
+  const int64_t rows = std::min(desc.m, most_warpgroup_rows), tile = wgmma::tile_rows(rows, 256);
   return static_cast<size_t>((rows + tile - 1) / tile * tile * padded_inputs(desc.k())) * 2;
 }
 WorkspaceSizes workspace_of_wgmma(const LinearDesc& desc) {
@@ -283,7 +283,7 @@ constexpr KernelRow rows[] = {
      .run = run_few,
      .error = trellis_error},
     {.name = "trellis-wgmma",
-     .description = "up to 256 rows on sm_90: warpgroup products, levels as their operand in registers",
+     .description = "up to 1024 rows on sm_90: warpgroup products, levels as their operand in registers",
      .accepts = accepts_wgmma,
      .workspace = workspace_of_wgmma,
      .check = check_pass,

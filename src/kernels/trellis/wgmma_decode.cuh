@@ -112,12 +112,12 @@ static_assert(windows_are_found<2>(8) && windows_are_found<3>(14) && windows_are
 
 }  // namespace detail
 
-template <int bits>
+template <int bits, int outputs = 256>
 struct TrellisWeights {
   using Type = device::HalfType;
   using Source = TrellisSource;
   static constexpr bool makes_inputs = true;
-  static constexpr int n_tiles = wgmma::job_outputs / static_cast<int>(Map::tile_rows);  ///< strips of a job
+  static constexpr int n_tiles = outputs / static_cast<int>(Map::tile_rows);  ///< strips of a job
   static constexpr int table_bytes = 0;
   static constexpr int code_bytes = static_cast<int>(Map::tile_words(bits)) * 4;  ///< of a tile of 128 × 64
   /// Of `tiles` tiles along k: codes [tile][strip].

@@ -99,12 +99,12 @@ __device__ __forceinline__ void load_row_tile(const char* from, int row_tile, ui
   }
 }
 
-template <int bits, class Type_, class Scales = KbitScales<Type_>>
+template <int bits, class Type_, int outputs = 256, class Scales = KbitScales<Type_>>
 struct KbitWeights {
   using Type = Type_;
   using Source = KbitSource<Scales>;
   static constexpr bool makes_inputs = false;
-  static constexpr int n_tiles = job_outputs / 64;
+  static constexpr int n_tiles = outputs / 64;  ///< of a job
   using Map = repack::KbitFragmentMap;
   static constexpr int table_kilobytes = 64;
   using Pairs = kbit::LanePairs<bits, table_kilobytes>;

@@ -22,13 +22,13 @@ struct MarlinSource {
   bool bf16_scales;
 };
 
-template <class Type_>
+template <class Type_, int outputs = 256>
 struct MarlinWeights {
   using Type = Type_;
   using Source = MarlinSource;
   static constexpr bool makes_inputs = false;
   static constexpr InputOrder input_order(int) { return InputOrder::plain; }
-  static constexpr int n_tiles = job_outputs / 64;
+  static constexpr int n_tiles = outputs / 64;  ///< of a job
   static constexpr int table_bytes = 0;
   static constexpr int step_bytes = 512;         ///< of an N-tile
   static constexpr int group_scale_bytes = 128;  ///< of an N-tile

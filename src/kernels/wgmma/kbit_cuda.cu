@@ -19,10 +19,11 @@ void launch_kbit(const frame::Launch& launch, const formats::Scheme& scheme, DTy
                  const device::Stream& stream, std::string_view shape) {
   const Layer layer = layer_of(launch);
   kbit::with_bits(scheme.bits, activation, [&]<int bits, class Type>() {
-    using Weights = KbitWeights<bits, Type>;
-    const auto source = kbit_source<Weights>(launch, {scheme.scale == formats::ScaleType::e4m4});
-    with_rows<32>(
-        layer, [&]<int rows>(const Layer& part) { launch_rows<Weights, rows>(source, part, arranged, stream, shape); });
+    with_rows<32, 256>(layer, [&]<int rows>(const Layer& part) {
+      using Weights = KbitWeights<bits, Type, job_outputs(rows)>;
+      const auto source = kbit_source<Weights>(launch, {scheme.scale == formats::ScaleType::e4m4});
+      launch_rows<Weights, rows>(source, part, arranged, stream, shape);
+    });
   });
 }
 

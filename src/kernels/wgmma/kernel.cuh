@@ -1,6 +1,6 @@
 // The main loop of the warpgroup kernels: y = x · Wᵀ + b for 9 and more activation rows on sm_90a.
 //
-// A block has four warpgroups, 64 outputs each, and two warps that fetch: weights and activations come by bulk copies
+// A block has four warpgroups (two where jobs have 256 rows), 64 outputs each, and two warps that fetch: weights and activations come by bulk copies
 // into a ring of stages in shared memory, activations from where they stand or arranged (arrange.h). A warp
 // decodes its sixteen outputs of a tile to registers of A while the products of the registers before run, so that
 // decoding costs no time of the tensor cores. Which blocks do what is the host's plan (plan.h).
@@ -181,9 +181,9 @@ __device__ __forceinline__ void make_share(const Task<Weights>& task, int warp) 
   device::wait_grid_dependency();
   const auto blocks = static_cast<int>(gridDim.x);
   Weights::template make_inputs<rows>(task.weights, static_cast<int>(blockIdx.x) + blocks * warp,
-                                      blocks * (consumers / 32));
+                                      blocks * (Crew<rows>::consumers / 32));
   order_before_copies();
-  named_barrier<consumers>();
+  named_barrier<Crew<rows>::consumers>();
   if (threadIdx.x == 0) frame::arrive(task.weights.inputs.barrier);
 }
 /// Until all blocks' shares may be copied; all lanes of a warp.
@@ -202,7 +202,7 @@ __device__ __forceinline__ void await_made_inputs(const Task<Weights>& task, boo
 template <class Weights, int rows>
 __device__ __forceinline__ void fetch_jobs(const Task<Weights>& task, char* memory, int sharers, int warp) {
   using M = Memory<Weights, rows>;
-  constexpr int first_warp = consumers / 32;
+  constexpr int first_warp = Crew<rows>::consumers / 32;
   const uint32_t shared = shared_address(memory);
   const bool leader = is_leader();
   if (warp == first_warp) {
@@ -240,19 +240,20 @@ __device__ __forceinline__ void fetch_jobs(const Task<Weights>& task, char* memo
 }
 
 template <class Weights, int rows>
-__global__ void __launch_bounds__(threads, 1)
+__global__ void __launch_bounds__(Crew<rows>::threads, 1)
     wgmma_kernel(const __grid_constant__ Task<Weights> task, const int sharers) {
   using M = Memory<Weights, rows>;
+  using C = Crew<rows>;
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = shared_address(memory);
   const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
   device::trigger_dependent_launch();
-  if (warp >= consumers / 32) {
-    give_registers<fetcher_registers>();
+  if (warp >= C::consumers / 32) {
+    give_registers<C::fetcher_registers>();
     fetch_jobs<Weights, rows>(task, memory, sharers, warp);
     return;
   }
-  take_registers<consumer_registers>();
+  take_registers<C::consumer_registers>();
   if constexpr (Weights::makes_inputs) make_share<Weights, rows>(task, warp);
   Weights::fill_table(memory, task.weights);
   __syncthreads();

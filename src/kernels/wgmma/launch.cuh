@@ -66,7 +66,7 @@ inline Layer layer_of(const frame::Launch& launch) {
 /// What adding up shared sums takes, in jobs: some 4000 clocks against those of the tiles.
 template <int rows>
 double exchange_cost(int k_tiles) {
-  constexpr double clocks = rows <= 32 ? 500 : rows == 64 ? 650 : 1100;
+  constexpr double clocks = rows <= 32 ? 500 : rows == 64 ? 650 : 1100;  // of a tile
   return (1500 + 25.0 * rows) / (clocks * k_tiles);
 }
 
@@ -99,7 +99,7 @@ void launch_rows(const typename Weights::Source& weights, const Layer& layer, vo
   task.result_factor = layer.result_factor;
   const auto starts = reinterpret_cast<uintptr_t>(layer.y) | reinterpret_cast<uintptr_t>(layer.residual);
   task.wide = starts % 16 == 0 && layer.ldy % (layer.fp32 ? 4 : 8) == 0;
-  task.jobs = static_cast<int>((layer.n + job_outputs - 1) / job_outputs) * task.row_tiles;
+  task.jobs = static_cast<int>((layer.n + job_outputs(rows) - 1) / job_outputs(rows)) * task.row_tiles;
   // Blocks that run at the same time: one a multiprocessor.
   const int blocks = stream.context().properties().multiprocessors;
   const Plan plan =
@@ -119,24 +119,27 @@ void launch_rows(const typename Weights::Source& weights, const Layer& layer, vo
 
   // Weights are fetched while the launch before still runs, or while activations are still being arranged.
   const bool early = layer.overlap || task.x != nullptr;
-  const LaunchShape shape_of_launch{dim3(static_cast<unsigned>(plan.blocks())), threads, Memory<Weights, rows>::bytes,
+  const LaunchShape shape_of_launch{dim3(static_cast<unsigned>(plan.blocks())), Crew<rows>::threads, Memory<Weights, rows>::bytes,
                                     early};
   launch<wgmma_kernel<Weights, rows>>(shape_of_launch, stream, "launching a kernel", task, plan.sharers);
   device::check_launch("wgmma_linear", shape);
 }
 
-/// Calls launch.operator()<rows of a job>(part) for all rows, most_rows_at_once at a time. Jobs have `least` rows or
-/// more.
-template <int least, class Launch>
+/// Calls launch.operator()<rows of a job>(part) for all rows, most_rows_at_once at a time. Jobs have `least` to `most`
+/// rows.
+template <int least, int most = 128, class Launch>
 void with_rows(const Layer& layer, const Launch& launch) {
   in_slices(layer, most_rows_at_once, [&](const Layer& part) {
-    switch (tile_rows(part.m)) {
+    switch (tile_rows(part.m, most)) {
       case 16:
         return launch.template operator()<least>(part);
       case 32:
         return launch.template operator()<32>(part);
       case 64:
         return launch.template operator()<64>(part);
+      case 256:
+        if constexpr (most == 256) return launch.template operator()<256>(part);
+        break;
       default:
         return launch.template operator()<128>(part);
     }

@@ -34,10 +34,11 @@ void launch_marlin(const integer::MarlinLaunch& launch, DType activation, void* 
   Layer layer = layer_of(launch);
   layer.input_order = launch.order;
   const auto run = [&]<class Type>() {
-    using Weights = MarlinWeights<Type>;
-    const MarlinSource source = source_of<Weights>(launch, activation);
-    with_rows<16>(
-        layer, [&]<int rows>(const Layer& part) { launch_rows<Weights, rows>(source, part, arranged, stream, shape); });
+    with_rows<16, 256>(layer, [&]<int rows>(const Layer& part) {
+      using Weights = MarlinWeights<Type, job_outputs(rows)>;
+      const MarlinSource source = source_of<Weights>(launch, activation);
+      launch_rows<Weights, rows>(source, part, arranged, stream, shape);
+    });
   };
   if (activation == DType::f16) return run.template operator()<device::HalfType>();
   run.template operator()<device::Bf16Type>();

@@ -1,5 +1,5 @@
 // How the warpgroup kernels cut a layer into jobs and jobs into shares. A job is 256 outputs × a tile of activation
-// rows over all of k. Blocks work whole jobs off as long as there is one for each; what is left is shared along k by
+// rows, or 128 outputs × a tile of 256, over all of k. Blocks work whole jobs off as long as there is one for each; what is left is shared along k by
 // teams of blocks, which add up their sums in a fixed order.
 #pragma once
 
@@ -11,18 +11,23 @@
 
 namespace w4q::kernels::wgmma {
 
-inline constexpr int job_outputs = 256;
 inline constexpr int most_sharers = 8;
 
-/// Activation rows of a job: those of one product instruction.
-constexpr int tile_rows(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128; }
+/// Activation rows of a job: those of one product instruction, at most `most`. Tiles of 256 are taken where they do not
+/// take more of them than those of 128.
+constexpr int tile_rows(int64_t m, int most = 128) {
+  if (m <= 64) return m <= 16 ? 16 : m <= 32 ? 32 : 64;
+  return most == 256 && (m + 255) / 256 * 2 == (m + 127) / 128 ? 256 : 128;
+}
+/// Outputs of a job, so that its sums fit the registers.
+constexpr int job_outputs(int rows) { return rows <= 128 ? 256 : 128; }
 
 /// Rounds of shared jobs: words for their sums are not used twice in a launch.
 constexpr int most_shared_rounds(int rows) { return rows <= 64 ? 2 : 1; }
 /// Bytes through which teams exchange sums: fp32, for every block and round. More than the blocks of any other kernel
 /// keep: those of the GEMM have 8 bytes for each of 128 outputs × 64 rows.
 constexpr size_t exchange_bytes(int multiprocessors) {
-  return static_cast<size_t>(multiprocessors) * job_outputs * 128 * 4;
+  return static_cast<size_t>(multiprocessors) * job_outputs(128) * 128 * 4;
 }
 
 /// Whether a GPU runs code for sm_90a.

@@ -42,7 +42,7 @@ struct Results {
 
   __device__ Results(const Task<Weights>& task_, int job)
       : task(task_),
-        first_output(job / task_.row_tiles * job_outputs),
+        first_output(job / task_.row_tiles * job_outputs(rows)),
         first_row(job % task_.row_tiles * rows),
         first_stored(task_.swiglu ? first_output / 2 : first_output),
         stored(task_.swiglu ? task_.n / 2 : task_.n) {}
@@ -201,17 +201,17 @@ template <int rank, class Weights, int rows>
 __device__ __forceinline__ void store_half(const Results<Weights, rows>& results, float (&sums)[rows / 2],
                                            MailboxPair* shares, char* turn) {
   constexpr int pairs = rows / 8;  // of a half
-  constexpr int64_t share = int64_t{2 * pairs} * consumers;
+  constexpr int64_t share = int64_t{2 * pairs} * Crew<rows>::consumers;
   constexpr int mine = rank * pairs, others = pairs - mine;
 #pragma unroll
   for (int i = 0; i < pairs; ++i) {
     const int pair = others + i;
-    send(shares + rank * share + pair * consumers, sums[2 * pair], sums[2 * pair + 1]);
+    send(shares + rank * share + pair * Crew<rows>::consumers, sums[2 * pair], sums[2 * pair + 1]);
   }
   constexpr int at_once = std::min(pairs, 8);
 #pragma unroll
   for (int first = mine; first < mine + pairs; first += at_once) {
-    receive<at_once, 1>(shares + (1 - rank) * share + first * consumers, 0, 1, consumers, at_once,
+    receive<at_once, 1>(shares + (1 - rank) * share + first * Crew<rows>::consumers, 0, 1, Crew<rows>::consumers, at_once,
                         [&](int i, float2 other) {
                           sums[2 * (first + i)] += other.x;
                           sums[2 * (first + i) + 1] += other.y;
@@ -225,12 +225,12 @@ template <class Weights, int rows>
 __device__ __forceinline__ void store_swiglu_share(const Results<Weights, rows>& results, const Lane& lane,
                                                    const float2 (&by)[2], const JobCursor& job, MailboxPair* shares) {
   constexpr int groups = rows / 8;  // of a pair of gates and one of ups
-  const int64_t share = int64_t{2 * groups} * consumers;
+  const int64_t share = int64_t{2 * groups} * Crew<rows>::consumers;
   const int each = (groups + job.sharers - 1) / job.sharers;
   const int stop = min(groups, (job.rank + 1) * each);
   for (int group = job.rank * each; group < stop; ++group) {
     float2 gates = make_float2(0, 0);
-    receive<2, most_sharers>(shares + 2 * group * consumers, share, job.sharers, consumers, 2,
+    receive<2, most_sharers>(shares + 2 * group * Crew<rows>::consumers, share, job.sharers, Crew<rows>::consumers, 2,
                              [&](int i, float2 total) {
                                if (i == 0) {
                                  gates = total;
@@ -250,7 +250,7 @@ template <class Weights, int rows>
 __device__ __forceinline__ void store_shared(const Results<Weights, rows>& results, float (&sums)[rows / 2],
                                              const JobCursor& job, MailboxPair* exchange, char* turn) {
   constexpr int pairs = rows / 4;
-  const int64_t share = int64_t{pairs} * consumers;
+  const int64_t share = int64_t{pairs} * Crew<rows>::consumers;
   MailboxPair* const shares = exchange + job.exchange() * share + threadIdx.x;
   if constexpr (rows >= 32) {
     if (job.sharers == 2) {
@@ -266,7 +266,7 @@ __device__ __forceinline__ void store_shared(const Results<Weights, rows>& resul
   const float2 by[2] = {results.scale_and_bias(lane.output), results.scale_and_bias(lane.output + 8)};
 #pragma unroll
   for (int pair = 0; pair < pairs; ++pair) {
-    send(shares + job.rank * share + pair * consumers, sums[2 * pair], sums[2 * pair + 1]);
+    send(shares + job.rank * share + pair * Crew<rows>::consumers, sums[2 * pair], sums[2 * pair + 1]);
   }
   if (results.task.swiglu) return store_swiglu_share(results, lane, by, job, shares);
   const int each = (pairs + job.sharers - 1) / job.sharers;
@@ -274,7 +274,7 @@ __device__ __forceinline__ void store_shared(const Results<Weights, rows>& resul
   // Many words at once: a trip to the L2 cache takes as long as some hundred instructions.
   constexpr int at_once = pairs < 8 ? 1 : 2;
   for (int pair = job.rank * each; pair < stop; pair += at_once) {
-    receive<at_once, most_sharers>(shares + pair * consumers, share, job.sharers, consumers, stop - pair,
+    receive<at_once, most_sharers>(shares + pair * Crew<rows>::consumers, share, job.sharers, Crew<rows>::consumers, stop - pair,
                                    [&](int i, float2 total) {
                                      const int half = (pair + i) % 2;
                                      const int row = (pair + i) / 2 * 8 + lane.row;

@@ -8,13 +8,17 @@
 
 namespace w4q::kernels::wgmma {
 
-constexpr int consumers = job_outputs / 64 * 128;
-constexpr int threads = consumers + 128;  ///< the last four warps fetch, or do nothing
-// A block starts with the registers of `threads` threads, which its warps divide among themselves afterwards.
-constexpr int start_registers = 65536 / threads / 8 * 8;
-constexpr int fetcher_registers = 32;
-constexpr int consumer_registers = 112;
-static_assert(consumers * consumer_registers + 128 * fetcher_registers <= threads * start_registers);
+/// Threads of a block and their registers.
+template <int rows>
+struct Crew {
+  static constexpr int consumers = job_outputs(rows) / 64 * 128;
+  static constexpr int threads = consumers + 128;  ///< the last four warps fetch, or do nothing
+  // A block starts with the registers of `threads` threads, which its warps divide among themselves afterwards.
+  static constexpr int start_registers = 65536 / threads / 8 * 8;
+  static constexpr int fetcher_registers = 32;
+  static constexpr int consumer_registers = rows <= 128 ? 112 : 232;
+  static_assert(consumers * consumer_registers + 128 * fetcher_registers <= threads * start_registers);
+};
 constexpr int most_shared_bytes = 227 * 1024;
 
 /// What a launch needs, resolved on the host.
@@ -47,7 +51,7 @@ struct Memory {
   static constexpr int tiles = rows <= 64 ? 2 : 1;  ///< of 64 inputs in a stage
   static constexpr int x_tile_bytes = rows * 128;
   static constexpr int stage_bytes = (tiles * x_tile_bytes + Weights::stage_bytes(tiles) + 1023) / 1024 * 1024;
-  static constexpr int turn_bytes = consumers / 32 * 1024;
+  static constexpr int turn_bytes = Crew<rows>::consumers / 32 * 1024;
   static constexpr int barrier_bytes = 256;
   static constexpr int room = most_shared_bytes - Weights::table_bytes - turn_bytes - barrier_bytes;
   static constexpr int stages = room / stage_bytes < 8 ? room / stage_bytes : 8;
