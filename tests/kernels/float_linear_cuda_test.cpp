@@ -161,7 +161,7 @@ TEST_F(FloatLinearCuda, NormsAndSiluArePartOfProducts) {
 
 TEST_F(FloatLinearCuda, SiluIsPartOfProductsOfManyRows) {
   const device::Stream stream(test::gpu());
-  constexpr int64_t rows[] = {17, 40, 128, 250};
+  constexpr int64_t rows[] = {17, 40, 128};
   for (const char* name : {"nvfp4", "mxfp4", "fp8-block128"}) {
     const Weight weight(name, {256, 2048}, 0.02, stream);
     test::check_gated_rows(weight.on_device(), weight.decoded(), rows, stream);

@@ -86,7 +86,7 @@ struct TileFloats {
 template <int bits, class Scales>
 void launch_blocks(const frame::Launch& launch, const Scales& scales, void* arranged, const device::Stream& stream,
                    std::string_view shape) {
-  with_rows<32, 256>(layer_of(launch), [&]<int rows>(const Layer& part) {
+  with_rows<32>(layer_of(launch), [&]<int rows>(const Layer& part) {
     using Weights = KbitWeights<bits, device::HalfType, job_outputs(rows), Scales>;
     const auto source = kbit_source<Weights>(launch, scales);
     launch_rows<Weights, rows>(source, part, arranged, stream, shape);
