@@ -28,9 +28,7 @@ TEST(WgmmaPlan, DoesAllJobsWithTheBlocksThereAre) {
 }
 
 TEST(WgmmaPlan, SharesJobsOfLayersThatAreSmallForTheGpu) {
-  const auto sharers = [](int n, int k) {
-    return best_plan((n + 255) / 256, k / 64, 4.0 / (k / 64), 132, 2).sharers;
-  };
+  const auto sharers = [](int n, int k) { return best_plan((n + 255) / 256, k / 64, 4.0 / (k / 64), 132, 2).sharers; };
   EXPECT_EQ(sharers(4096, 4096), 8);
   EXPECT_EQ(sharers(6144, 4096), 5);
   EXPECT_EQ(sharers(14336, 4096), 2);

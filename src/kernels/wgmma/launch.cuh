@@ -119,8 +119,8 @@ void launch_rows(const typename Weights::Source& weights, const Layer& layer, vo
 
   // Weights are fetched while the launch before still runs, or while activations are still being arranged.
   const bool early = layer.overlap || task.x != nullptr;
-  const LaunchShape shape_of_launch{dim3(static_cast<unsigned>(plan.blocks())), Crew<rows>::threads, Memory<Weights, rows>::bytes,
-                                    early};
+  const LaunchShape shape_of_launch{dim3(static_cast<unsigned>(plan.blocks())), Crew<rows>::threads,
+                                    Memory<Weights, rows>::bytes, early};
   launch<wgmma_kernel<Weights, rows>>(shape_of_launch, stream, "launching a kernel", task, plan.sharers);
   device::check_launch("wgmma_linear", shape);
 }

@@ -211,8 +211,8 @@ __device__ __forceinline__ void store_half(const Results<Weights, rows>& results
   constexpr int at_once = std::min(pairs, 8);
 #pragma unroll
   for (int first = mine; first < mine + pairs; first += at_once) {
-    receive<at_once, 1>(shares + (1 - rank) * share + first * Crew<rows>::consumers, 0, 1, Crew<rows>::consumers, at_once,
-                        [&](int i, float2 other) {
+    receive<at_once, 1>(shares + (1 - rank) * share + first * Crew<rows>::consumers, 0, 1, Crew<rows>::consumers,
+                        at_once, [&](int i, float2 other) {
                           sums[2 * (first + i)] += other.x;
                           sums[2 * (first + i) + 1] += other.y;
                         });
@@ -274,8 +274,8 @@ __device__ __forceinline__ void store_shared(const Results<Weights, rows>& resul
   // Many words at once: a trip to the L2 cache takes as long as some hundred instructions.
   constexpr int at_once = pairs < 8 ? 1 : 2;
   for (int pair = job.rank * each; pair < stop; pair += at_once) {
-    receive<at_once, most_sharers>(shares + pair * Crew<rows>::consumers, share, job.sharers, Crew<rows>::consumers, stop - pair,
-                                   [&](int i, float2 total) {
+    receive<at_once, most_sharers>(shares + pair * Crew<rows>::consumers, share, job.sharers, Crew<rows>::consumers,
+                                   stop - pair, [&](int i, float2 total) {
                                      const int half = (pair + i) % 2;
                                      const int row = (pair + i) / 2 * 8 + lane.row;
                                      const float2 scale = by[half];
