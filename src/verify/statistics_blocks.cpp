@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/parallel.h"
 #include "core/text.h"
 #include "formats/integer.h"
 #include "formats/scheme_registry.h"
@@ -118,12 +120,18 @@ BlockSample::BlockSample(const PackedWeight& canonical) : weight_(canonical), ro
                                                 : static_cast<int32_t>(static_cast<int64_t>(col) / size);
   }
   log_scales_.resize(static_cast<size_t>(canonical.n * groups_));
-  Logarithms log;
-  for (size_t i = 0; i < log_scales_.size(); ++i) {
-    const float stored = formats::scale_at(canonical, static_cast<int64_t>(i)), scale = std::abs(stored);
-    negative_ += stored<0, near_one_ += scale> 0.5f && scale < 2;
-    log_scales_[i] = scale > 0 ? log.of(scale) : nothing;
-  }
+  std::atomic<int64_t> negative = 0, near_one = 0;
+  parallel_for(std::ssize(log_scales_), 1 << 16, [&](int64_t begin, int64_t end) {
+    Logarithms log;
+    int64_t below = 0, near = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const float stored = formats::scale_at(canonical, i), scale = std::abs(stored);
+      below += stored<0, near += scale> 0.5f && scale < 2;
+      log_scales_[static_cast<size_t>(i)] = scale > 0 ? log.of(scale) : nothing;
+    }
+    negative += below, near_one += near;
+  });
+  negative_ = negative, near_one_ = near_one;
   read_codes();
   measure();
 }
@@ -360,6 +368,15 @@ bool BlockSample::outliers_show(double usual) const {
   return usual - outlier_below > std::log(end * std::sqrt(few * (size - few)) / size);
 }
 
+void BlockSample::Loudest::add(const Loudest& later) {
+  if (later.above > above) {
+    row = later.row, group = later.group;
+    next = std::max(std::exchange(above, later.above), later.next);
+  } else {
+    next = std::max(next, later.above);
+  }
+}
+
 BlockSample::Loudest BlockSample::loudest() const {
   const auto groups = static_cast<size_t>(groups_);
   if (rows_.size() < 8 || groups < 4) return {};
@@ -446,29 +463,33 @@ BlockSample::Loudest BlockSample::loudest_values(double sign) const {
   }
   Loudest result{0, 0, -INFINITY, -INFINITY, 1.4826 * median(std::move(sizes))};
   const double least = std::max(least_loud, most_spreads * result.spread);
-  for (int64_t row = 0; row < weight_.n; ++row) {
-    const auto scales = log_row(row);
-    double most = -INFINITY, sum = 0, count = 0;
-    for (size_t g = 0; g < groups; ++g) {
-      const double above = sign * (scales[g] - of_place[g]);
-      if (std::isnan(above)) continue;
-      most = std::max(most, above), sum += above, count += 1;
-    }
-    // A mean is no more than the largest one away from the median.
-    if (count == 0 || most - sum / count < least / 2) continue;
-    const double middle = beyond_row(scales, of_place, kept);
-    if (most - sign * middle < least / 2) continue;
-    const auto deviations = deviations_of(row);
-    for (size_t g = 0; g < groups; ++g) {
-      const double size = sign * (scales[g] - of_place[g] - middle + deviations[g] - usual);
-      if (std::isnan(size) || deviations[g] < usual - outlier_below) continue;
-      if (size > result.above) {
-        result = {row, static_cast<int64_t>(g), size, result.above, result.spread};
-      } else {
-        result.next = std::max(result.next, size);
+  // Of each range of rows its own, put together in their order: the first of equals, as one after the other.
+  constexpr int64_t grain = 512;
+  std::vector<Loudest> parts(static_cast<size_t>((weight_.n + grain - 1) / grain), result);
+  parallel_for(weight_.n, grain, [&](int64_t begin, int64_t end) {
+    Loudest& part = parts[static_cast<size_t>(begin / grain)];
+    std::vector<double> values;
+    for (int64_t row = begin; row < end; ++row) {
+      const auto scales = log_row(row);
+      double most = -INFINITY, sum = 0, count = 0;
+      for (size_t g = 0; g < groups; ++g) {
+        const double above = sign * (scales[g] - of_place[g]);
+        if (std::isnan(above)) continue;
+        most = std::max(most, above), sum += above, count += 1;
+      }
+      // A mean is no more than the largest one away from the median.
+      if (count == 0 || most - sum / count < least / 2) continue;
+      const double middle = beyond_row(scales, of_place, values);
+      if (most - sign * middle < least / 2) continue;
+      const auto deviations = deviations_of(row);
+      for (size_t g = 0; g < groups; ++g) {
+        const double size = sign * (scales[g] - of_place[g] - middle + deviations[g] - usual);
+        if (std::isnan(size) || deviations[g] < usual - outlier_below) continue;
+        part.add({row, static_cast<int64_t>(g), size, -INFINITY, result.spread});
       }
     }
-  }
+  });
+  for (const Loudest& part : parts) result.add(part);
   return result;
 }
 

@@ -77,6 +77,9 @@ class BlockSample {
     double above = 0;   ///< log of the scale over what row and group have
     double next = 0;    ///< the same of the next one
     double spread = 0;  ///< a standard deviation of all, from the median of magnitudes
+
+    /// Those behind: the first of equals stays.
+    void add(const Loudest& later);
   };
   /// By scales, and by what scales and codes stand for together, which spreads less. Of scales all rows are looked at.
   Loudest loudest() const;
