@@ -1,6 +1,4 @@
-#include "kernels/kbit/launch.cuh"
-#include "kernels/wgmma/decode_kbit.cuh"
-#include "kernels/wgmma/launch.cuh"
+#include "kernels/wgmma/kbit_launch.cuh"
 
 namespace w4q::kernels::wgmma {
 
@@ -17,14 +15,8 @@ size_t workspace_bytes(int64_t m, int64_t k) {
 
 void launch_kbit(const frame::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
                  const device::Stream& stream, std::string_view shape) {
-  const Layer layer = layer_of(launch);
-  kbit::with_bits(scheme.bits, activation, [&]<int bits, class Type>() {
-    with_rows<32, 256>(layer, [&]<int rows>(const Layer& part) {
-      using Weights = KbitWeights<bits, Type, job_outputs(rows)>;
-      const auto source = kbit_source<Weights>(launch, {scheme.scale == formats::ScaleType::e4m4});
-      launch_rows<Weights, rows>(source, part, arranged, stream, shape);
-    });
-  });
+  if (activation == DType::bf16) return launch_kbit_bf16(launch, scheme, arranged, stream, shape);
+  launch_kbit_of<device::HalfType>(launch, scheme, arranged, stream, shape);
 }
 
 }  // namespace w4q::kernels::wgmma
