@@ -13,11 +13,11 @@ namespace w4q::kernels::wgmma {
 
 inline constexpr int most_sharers = 8;
 
-/// Activation rows of a job: those of one product instruction, at most `most`. Tiles of 256 are taken where they do not
-/// take more of them than those of 128.
+/// Activation rows of a job: those of one product instruction, at most `most`, 128 or 256. Two tiles of 128 are one of
+/// 256 where their number is even.
 constexpr int tile_rows(int64_t m, int most = 128) {
   if (m <= 64) return m <= 16 ? 16 : m <= 32 ? 32 : 64;
-  return most == 256 && (m + 255) / 256 * 2 == (m + 127) / 128 ? 256 : 128;
+  return (m + 127) / 128 % 2 == 0 ? most : 128;
 }
 /// Outputs of a job, so that its sums fit the registers.
 constexpr int job_outputs(int rows) { return rows <= 128 ? 256 : 128; }
