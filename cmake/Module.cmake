@@ -136,13 +136,14 @@ function(w4q_check_cuda_calls NAME)
   endforeach()
 endfunction()
 
-# w4q_test(NAME [WHOLE] SOURCES … [ALONE files…] [APART "file file…"…] [TOGETHER suites…] LINK modules…): one GoogleTest program tests_NAME, each case
-# its own ctest entry, but for the suites that are run TOGETHER since what they set up takes longer than their cases.
-# WHOLE: the program is one entry, since its cases take less than it takes to start. So are those of GPUs (…_cuda…) where
-# there is none and all of them skip. ALONE are those of the sources that cannot be compiled together with others, APART
-# those that cannot with each other.
+# w4q_test(NAME [WHOLE] [LONG] SOURCES … [ALONE files…] [APART "file file…"…] [TOGETHER suites…] LINK modules…): one
+# GoogleTest program tests_NAME, each case its own ctest entry, but for the suites that are run TOGETHER since what they set
+# up takes longer than their cases. WHOLE: the program is one entry, since its cases take less than it takes to start. So are
+# those of GPUs (…_cuda…) where there is none and all of them skip. Whole programs and suites are begun first, then those
+# whose cases are LONG, so that at the end no core waits for the last of them. ALONE are those of the sources that cannot be
+# compiled together with others, APART those that cannot with each other.
 function(w4q_test NAME)
-  cmake_parse_arguments(ARG "WHOLE" "" "SOURCES;ALONE;APART;TOGETHER;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "WHOLE;LONG" "" "SOURCES;ALONE;APART;TOGETHER;LINK" ${ARGN})
   add_executable(tests_${NAME} ${ARG_SOURCES})
   w4q_unity(tests_${NAME} ALONE ${ARG_ALONE} APART ${ARG_APART})
   w4q_use_prelude(tests_${NAME} w4q_test_prelude)
@@ -153,20 +154,24 @@ function(w4q_test NAME)
   # Tests share the cores: OpenMP threads that spin while they wait would starve each other (apps/w4q/main.cpp).
   if(ARG_WHOLE OR (NAME MATCHES "_cuda" AND W4Q_FAST_COMPILED_KERNELS))
     add_test(NAME ${NAME} COMMAND tests_${NAME})
-    set_tests_properties(${NAME} PROPERTIES TIMEOUT 600 ENVIRONMENT GOMP_SPINCOUNT=1000)
+    set_tests_properties(${NAME} PROPERTIES TIMEOUT 600 COST 20 ENVIRONMENT GOMP_SPINCOUNT=0)
     return()
   endif()
   set(together ${ARG_TOGETHER})
   list(TRANSFORM together APPEND ".*")
   string(REPLACE ";" ":" together "${together}")
+  set(cost)
+  if(ARG_LONG)
+    set(cost COST 10)
+  endif()
   set(filter)
   if(together)
     set(filter TEST_FILTER "-${together}")
   endif()
   gtest_discover_tests(tests_${NAME} TEST_PREFIX ${NAME}. DISCOVERY_MODE PRE_TEST ${filter}
-    PROPERTIES TIMEOUT 600 ENVIRONMENT GOMP_SPINCOUNT=1000)
+    PROPERTIES TIMEOUT 600 ${cost} ENVIRONMENT GOMP_SPINCOUNT=0)
   foreach(suite ${ARG_TOGETHER})
     add_test(NAME ${NAME}.${suite} COMMAND tests_${NAME} --gtest_filter=${suite}.*)
-    set_tests_properties(${NAME}.${suite} PROPERTIES TIMEOUT 600 ENVIRONMENT GOMP_SPINCOUNT=1000)
+    set_tests_properties(${NAME}.${suite} PROPERTIES TIMEOUT 600 COST 20 ENVIRONMENT GOMP_SPINCOUNT=0)
   endforeach()
 endfunction()

@@ -123,6 +123,8 @@ void write_canonical(const fs::path& source, const fs::path& out, const Scheme& 
   }
   auto request = request_for(source, out, scheme);
   request.keep = keep;
+  // The search over 2^16 states takes long: attention alone, whose matrices are as large as those of the MLPs.
+  if (scheme.family == formats::SchemeFamily::exl3) request.keep.emplace_back("*.mlp.*");
   pipeline::quantize_model(request);
 }
 

@@ -44,10 +44,10 @@ size_t wanted_kills() {
 TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
   const TemporaryFolder folder;
   const auto path = [&](const char* name) { return (folder / name).string(); };
+  const std::string model = two_layer_model();
   const std::string text = (std::filesystem::path(bundled_model()) / "own" / "selfgen.txt").string();
   const auto quantize = [&](const char* bits) {
-    return std::vector<std::string>{"quantize", bundled_model(), "-o",     path("q"), "--k",
-                                    bits,       "--overwrite",   "--quiet"};
+    return std::vector<std::string>{"quantize", model, "-o", path("q"), "--k", bits, "--overwrite", "--quiet"};
   };
   const auto repack = [&](const char* layout) {
     return std::vector<std::string>{"repack", path("from"), "-o",  path("r"), "--layout",
@@ -57,12 +57,11 @@ TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
     return std::vector<std::string>{"repack", path("from"), "-o", path("d"), "--to", to, "--quiet", "--overwrite"};
   };
   const auto calibrate = [&](const char* sequences) {
-    return std::vector<std::string>{
-        "calibrate", bundled_model(), "--text",   text, "-o",       path("stats.safetensors"),
-        "--samples", sequences,       "--length", "32", "--device", "cpu",
-        "--quiet",   "--overwrite"};
+    return std::vector<std::string>{"calibrate", model,        "--text",   text, "-o",       path("stats.safetensors"),
+                                    "--samples", sequences,    "--length", "32", "--device", "cpu",
+                                    "--quiet",   "--overwrite"};
   };
-  ASSERT_EQ(run_w4q({"quantize", bundled_model(), "-o", path("from"), "--k", "3", "--quiet"}).status, 0);
+  ASSERT_EQ(run_w4q({"quantize", model, "-o", path("from"), "--k", "3", "--quiet"}).status, 0);
   std::filesystem::copy(folder / "from", folder / "hashed", std::filesystem::copy_options::recursive);
   struct Way {
     std::string output;
@@ -72,7 +71,7 @@ TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
   };
   // Each with the one that replaces its output; of those that write nothing, or the same again, twice the same.
   const Way hash{path("hashed/w4q_digests.json"), {"hash", path("hashed"), "--write", "--overwrite", "--quiet"}};
-  const Way verify{path("from"), {"verify", path("from"), "--base", bundled_model(), "--quiet"}};
+  const Way verify{path("from"), {"verify", path("from"), "--base", model, "--quiet"}};
   std::vector<std::array<Way, 2>> pairs{
       {Way{path("q"), quantize("2")}, Way{path("q"), quantize("3")}},
       {Way{path("r"), repack("kbit-tile")}, Way{path("r"), repack("kbit-fragment")}},

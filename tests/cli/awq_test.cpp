@@ -38,7 +38,7 @@ TEST_F(Awq, CalibrateQuantizeVerify) {
   ASSERT_EQ(rtn.status, 0) << rtn.err;
   const auto divergence = [&](const char* name) {
     const auto verify = run_w4q({"verify", path(name), "--base", bundled_model(), "--ids", own("selfgen.ids.u16"),
-                                 "--windows", "8", "--json", "--quiet"});
+                                 "--windows", "8", "--ctx", "256", "--json", "--quiet"});
     EXPECT_EQ(verify.status, 0) << verify.out << verify.err;
     return verify.json()["perplexity"]["base"]["kl"].get<double>();
   };

@@ -14,12 +14,12 @@ namespace {
 namespace fs = std::filesystem;
 using Arguments = std::vector<std::string>;
 
-/// Runs long enough that there is a middle to it: 8 layers of 29 MB, which are holes in a file.
+/// Runs long enough that there is a middle to it: 5 layers of 29 MB, which are holes in a file.
 class ChangingInput : public ::testing::Test {
  protected:
-  void SetUp() override {
-    write_sparse_model(folder_ / "m", 8, 1024, 4096);
-    ASSERT_EQ(run_w4q({"quantize", path("m"), "-o", path("q"), "--quiet"}).status, 0);
+  void SetUp() override { write_sparse_model(folder_ / "m", 5, 1024, 4096); }
+  void make_quantized() const { ASSERT_EQ(run_w4q({"quantize", path("m"), "-o", path("q"), "--quiet"}).status, 0); }
+  void make_gguf() const {
     ASSERT_EQ(run_w4q({"repack", path("m"), "-o", path("m.gguf"), "--to", "gguf", "--no-tokenizer"}).status, 0);
   }
 
@@ -98,21 +98,25 @@ TEST_F(ChangingInput, CutWhileQuantizing) {
 }
 
 TEST_F(ChangingInput, CutWhileRepacking) {
+  make_quantized();
   expect_refused_when_cut({"repack", path("q"), "-o", path("out"), "--target", "sm89", "--device", "cpu"},
                           path("q/model.safetensors"));
 }
 
 TEST_F(ChangingInput, CutWhileVerifying) {
+  make_quantized();
   expect_refused_when_cut({"verify", path("q"), "--base", path("m")}, path("q/model.safetensors"));
   expect_refused_when_cut({"verify", path("q"), "--base", path("m")}, path("m/model.safetensors"));
 }
 
 TEST_F(ChangingInput, CutWhileHashing) {
+  make_gguf();
   expect_refused_when_cut({"hash", path("m")}, path("m/model.safetensors"));
   expect_refused_when_cut({"hash", path("m.gguf")}, path("m.gguf"));
 }
 
 TEST_F(ChangingInput, CutWhileConverting) {
+  make_gguf();
   expect_refused_when_cut({"repack", path("m"), "-o", path("out"), "--to", "gguf-q8_0", "--no-tokenizer"},
                           path("m/model.safetensors"));
   expect_refused_when_cut({"repack", path("m.gguf"), "-o", path("out"), "--to", "hf16", "--no-tokenizer"},

@@ -8,7 +8,7 @@ class Integer : public OnBundledModel {
  protected:
   double perplexity(const std::string& name) const {
     const auto verify = run_w4q({"verify", path(name), "--ppl", bundled_model() + "/own/selfgen.txt", "--base",
-                                 bundled_model(), "--windows", "8", "--json", "--quiet"});
+                                 bundled_model(), "--windows", "8", "--ctx", "256", "--json", "--quiet"});
     EXPECT_EQ(verify.status, 0) << verify.out << verify.err;
     return verify.json()["perplexity"]["perplexity"];
   }

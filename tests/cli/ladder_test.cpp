@@ -17,8 +17,10 @@ namespace {
 
 class WholeLadder : public OnBundledModel {
  protected:
+  WholeLadder() : OnBundledModel(two_layer_model()) {}
+
   static void expect_verified(const std::string& model) {
-    const auto result = run_w4q({"verify", model, "--base", bundled_model(), "--ppl",
+    const auto result = run_w4q({"verify", model, "--base", two_layer_model(), "--ppl",
                                  bundled_model() + "/own/selfgen.txt", "--ctx", "32", "--windows", "2", "--quiet"});
     EXPECT_EQ(result.status, 0) << result.out << result.err;
     EXPECT_NE(result.out.find("KL to base"), std::string::npos) << result.out;
@@ -33,7 +35,7 @@ class WholeLadder : public OnBundledModel {
 
 void WholeLadder::write_bitsandbytes(const std::string& name, const checkpoint::DialectRow& row,
                                      std::string_view scheme) const {
-  const auto model = model::open_model(std::filesystem::path(bundled_model()));
+  const auto model = model::open_model(std::filesystem::path(model_));
   const auto& table = row.name.ends_with("fp4") ? formats::fp4_table() : formats::nf4_table();
   const auto lut = formats::parse_scheme(scheme);
   std::vector<checkpoint::DialectLinear> linears;
@@ -62,7 +64,7 @@ void WholeLadder::write_bitsandbytes(const std::string& name, const checkpoint::
   io::CheckpointWriter writer(folder, plan, {});
   for (const auto& [tensor, bytes] : data) writer.write(tensor, bytes);
   writer.finish();
-  io::copy_companions(bundled_model(), folder, {"config.json"});
+  io::copy_companions(model_, folder, {"config.json"});
   io::Json config = model.folder.config;
   config["quantization_config"] = row.describe(linears, {"lm_head"});
   io::write_file(folder / "config.json", config.dump(2), false);
@@ -96,10 +98,8 @@ TEST_F(WholeLadder, EveryDialect) {
       expect_verified(path(name + "-planes"));
       from = path(name + "-planes");
     }
-    if (name == "exl3") {  // nothing becomes it; one layer is enough, for its search takes long
-      ASSERT_EQ(quantize("exl3-planes", {"--scheme", "exl3-5", "--keep", "*.layers.1.*", "--keep", "*.layers.2.*",
-                                         "--keep", "*.layers.3.*"})
-                    .status,
+    if (name == "exl3") {  // nothing becomes it; a quarter of a layer is enough, for its search takes long
+      ASSERT_EQ(quantize("exl3-planes", {"--scheme", "exl3-5", "--keep", "*.layers.1.*", "--keep", "*.mlp.*"}).status,
                 0);
       from = path("exl3-planes");
     }
@@ -162,7 +162,7 @@ TEST_F(WholeLadder, EveryWrittenTypeOfGguf) {
   for (const char* to : {"gguf", "gguf-f32", "gguf-f16", "gguf-bf16", "gguf-q8_0", "gguf-q4_0", "gguf-q4_1"}) {
     SCOPED_TRACE(to);
     const std::string file = std::string(to) + ".gguf";
-    repack(bundled_model(), file, to);
+    repack(model_, file, to);
     expect_verified(path(file));
   }
   for (const char* to : {"hf-f32", "hf16", "w4q"}) {
@@ -173,7 +173,7 @@ TEST_F(WholeLadder, EveryWrittenTypeOfGguf) {
 }
 
 TEST_F(WholeLadder, EveryReadTypeOfGguf) {
-  repack(bundled_model(), "m.gguf", "gguf-f32");
+  repack(model_, "m.gguf", "gguf-f32");
   int types = 0;
   for (uint32_t number = 0; number < 64; ++number) {
     const auto* row = find_ggml_type(number);
@@ -186,7 +186,7 @@ TEST_F(WholeLadder, EveryReadTypeOfGguf) {
   }
   EXPECT_EQ(types, 21);
   // Zeros are not the base's.
-  const auto with_base = run_w4q({"verify", path("blocks.gguf"), "--base", bundled_model(), "--quiet"});
+  const auto with_base = run_w4q({"verify", path("blocks.gguf"), "--base", model_, "--quiet"});
   EXPECT_EQ(with_base.status, 1) << with_base.err;
   EXPECT_NE(with_base.out.find("is not the base's"), std::string::npos) << with_base.out;
 }

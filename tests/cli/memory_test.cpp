@@ -88,8 +88,8 @@ SmallFloatPeaks small_float_peaks(int layers) {
 }
 
 TEST(Memory, SmallFloatsPassThroughWithoutStaying) {
-  const auto few = small_float_peaks(4), many = small_float_peaks(24);
-  // Twenty layers more are 300 MB of codes, 1.2 GB decoded to fp32. What may grow are names and figures of tensors, and
+  const auto few = small_float_peaks(4), many = small_float_peaks(14);
+  // Ten layers more are 150 MB of codes, 600 MB decoded to fp32. What may grow are names and figures of tensors, and
   // what threads happen to hold at a time: as much as the largest matrix has in fp32, 16 MB. Measured 2026-11-23: 33 MB
   // to decode, 48 to quantize, 35 to verify.
   constexpr int64_t more = int64_t{4096} * 1024 * 4;

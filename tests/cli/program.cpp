@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <spawn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,7 +13,11 @@
 #include <fstream>
 #include <sstream>
 
+#include "io/checkpoint.h"
+#include "io/checkpoint_writer.h"
+#include "io/files.h"
 #include "io/json.h"
+#include "io/output.h"
 #include "io/safetensors.h"
 #include "json_schema.h"
 
@@ -67,20 +72,42 @@ std::string slurp(const std::filesystem::path& path) {
   return text.str();
 }
 
+/// Starts it with its output in two pipes. Without anything to prepare the pages of this process, which may be many, are
+/// not copied for it.
+pid_t start_between(std::vector<std::string> words, int out, int err, const std::function<void()>& prepare) {
+  if (!prepare) {
+    std::vector<char*> pointers;
+    for (auto& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
+    ::posix_spawn_file_actions_adddup2(&actions, err, STDERR_FILENO);
+    pid_t child = 0;
+    const int failure = ::posix_spawnp(&child, pointers.front(), &actions, nullptr, pointers.data(), environ);
+    ::posix_spawn_file_actions_destroy(&actions);
+    if (failure != 0) throw std::runtime_error(words.front() + " cannot be started");
+    return child;
+  }
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(out, STDOUT_FILENO);
+    ::dup2(err, STDERR_FILENO);
+    ::close(out);
+    ::close(err);
+    prepare();
+    execute(words);
+  }
+  return child;
+}
+
 ProgramResult run_words(const std::vector<std::string>& words, const std::function<void()>& prepare) {
   std::array<int, 2> out{};
   std::array<int, 2> err{};
   // Closed in programs that other threads start meanwhile, which would keep them open.
   if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe");
   const auto start = std::chrono::steady_clock::now();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::dup2(out[1], STDOUT_FILENO);
-    ::dup2(err[1], STDERR_FILENO);
-    for (const int fd : {out[0], out[1], err[0], err[1]}) ::close(fd);
-    if (prepare) prepare();
-    execute(words);
-  }
+  const pid_t child = start_between(words, out[1], err[1], prepare);
   ::close(out[1]);
   ::close(err[1]);
   ProgramResult result;
@@ -126,6 +153,30 @@ pid_t start_w4q(const std::vector<std::string>& arguments) { return start_words(
 
 pid_t start_w4q_behind(std::vector<std::string> launcher, const std::vector<std::string>& arguments) {
   return start_words(command(std::move(launcher), arguments));
+}
+
+const std::string& two_layer_model() {
+  static const TemporaryFolder folder;
+  static const std::string made = [&] {
+    namespace fs = std::filesystem;
+    const fs::path to = folder / "m";
+    fs::copy(bundled_model(), to);  // files alone
+    fs::remove(to / "model.safetensors");
+    const auto model = io::Checkpoint::open(bundled_model());
+    std::vector<io::PlannedTensor> plan;
+    for (const auto& [name, info] : model.tensors()) {
+      const bool left_out = name.starts_with("model.layers.2.") || name.starts_with("model.layers.3.");
+      if (!left_out) plan.push_back({name, info.dtype, info.shape});
+    }
+    io::CheckpointWriter writer(to, plan, {});
+    for (const auto& tensor : plan) writer.write(tensor.name, model.load(tensor.name)->bytes);
+    writer.finish();
+    io::Json config = io::read_json(to / "config.json");
+    config["num_hidden_layers"] = 2;
+    io::write_file(to / "config.json", config.dump(2), true);
+    return to.string();
+  }();
+  return made;
 }
 
 std::string copy_bundled_model(const std::filesystem::path& folder) {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "io/json.h"
@@ -39,6 +40,10 @@ pid_t start_w4q_behind(std::vector<std::string> launcher, const std::vector<std:
 /// The bundled 16-bit model.
 inline std::string bundled_model() { return (testdata() / "w4q-llama-tiny").string(); }
 
+/// The first two layers of the bundled model as a model of its own, which lasts as long as this process: half of the work
+/// where what is asked is asked of every matrix alike.
+const std::string& two_layer_model();
+
 /// Copies the bundled model into `folder`, where a test may damage it.
 std::string copy_bundled_model(const std::filesystem::path& folder);
 
@@ -47,16 +52,20 @@ std::string copy_bundled_model(const std::filesystem::path& folder);
 int64_t write_sparse_model(const std::filesystem::path& folder, int layers, int64_t hidden, int64_t intermediate,
                            int64_t vocabulary = 1024, bool fp8 = false);
 
-/// Tests that quantize the bundled model into a folder of their own.
+/// Tests that quantize the bundled model, or a part of it, into a folder of their own.
 class OnBundledModel : public ::testing::Test {
  protected:
+  explicit OnBundledModel(std::string model = bundled_model()) : model_(std::move(model)) {}
+
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
   ProgramResult quantize(const std::string& name, const std::vector<std::string>& more) const {
-    std::vector<std::string> arguments{"quantize", bundled_model(), "-o", path(name), "--quiet", "--json"};
+    std::vector<std::string> arguments{"quantize", model_, "-o", path(name), "--quiet", "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_w4q(arguments);
   }
+
+  const std::string model_;
 
  private:
   TemporaryFolder folder_;

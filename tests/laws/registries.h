@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -101,9 +103,18 @@ inline std::vector<float> table_of(const formats::Scheme& scheme) {
   return {};
 }
 
+/// By the definition. Of trellises, whose definition searches for long, laws ask for the same again and again: those made
+/// before are kept.
 inline formats::PackedWeight encoded(const formats::Scheme& scheme, std::span<const float> values, int64_t n,
                                      int64_t k) {
-  return formats::scheme_row(scheme.family).encode(scheme, values, n, k, table_of(scheme));
+  const auto encode = [&] { return formats::scheme_row(scheme.family).encode(scheme, values, n, k, table_of(scheme)); };
+  if (scheme.family != formats::SchemeFamily::trellis && scheme.family != formats::SchemeFamily::exl3) return encode();
+  using Asked = std::tuple<std::string, int64_t, int64_t, std::vector<float>>;
+  thread_local std::map<Asked, formats::PackedWeight> made;
+  Asked asked{to_string(scheme), n, k, {values.begin(), values.end()}};
+  auto found = made.find(asked);
+  if (found == made.end()) found = made.emplace(std::move(asked), encode()).first;
+  return found->second.clone();
 }
 
 /// The scale that weight (row, col) is multiplied by: an index that weights share when they share a scale.

@@ -13,13 +13,15 @@ struct Way {
   std::vector<std::string> options;
 };
 
-class RanksEqual : public OnRanks, public ::testing::WithParamInterface<Way> {};
+class RanksEqual : public OnRanks, public ::testing::WithParamInterface<Way> {
+ protected:
+  RanksEqual() : OnRanks(two_layer_model()) {}
+};
 
 /// Each with fewer ranks than parts, and with more shards than one and another number of them than of ranks.
 TEST_P(RanksEqual, OneProcessAndManyWriteTheSameBytes) {
   if (const auto why = no_ranks(); !why.empty()) GTEST_SKIP() << why;
-  std::vector<std::string> arguments{"quantize", bundled_model(), "--device", "cpu",
-                                     "--quiet",  "--shard-size",  "200kB"};
+  std::vector<std::string> arguments{"quantize", model_, "--device", "cpu", "--quiet", "--shard-size", "200kB"};
   for (const auto& word : GetParam().options) arguments.push_back(word == "TEXT" ? own_text() : word);
   const auto to = [&](const std::string& name) {
     auto words = arguments;

@@ -100,6 +100,8 @@ bool signal_when_begun(const std::filesystem::path& output, int signal, const st
 
 class OnRanks : public OnBundledModel {
  protected:
+  using OnBundledModel::OnBundledModel;
+
   void SetUp() override {
     if (const auto why = no_ranks(); !why.empty()) GTEST_SKIP() << why;
   }

@@ -18,7 +18,7 @@ class LocalRanks : public OnBundledModel {
   }
 
   void expect_equal(const std::vector<std::string>& options, int ranks) const {
-    std::vector<std::string> words{"quantize", bundled_model(), "--device", "cpu", "--quiet", "--overwrite"};
+    std::vector<std::string> words{"quantize", two_layer_model(), "--device", "cpu", "--quiet", "--overwrite"};
     words.insert(words.end(), options.begin(), options.end());
     const auto alone = run_w4q([&] {
       auto more = words;
