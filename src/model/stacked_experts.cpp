@@ -33,10 +33,10 @@ int64_t stated(const io::Json& config, std::initializer_list<const char*> keys) 
 enum class Side { reads, writes };
 std::optional<Side> side_of(std::string_view module) {
   const std::string_view last = module.substr(module.rfind('.') + 1);
-  for (const std::string_view part : {"gate", "up", "input", "w1", "w3"}) {
+  for (const std::string_view part : {"gate", "up", "input", "w1", "w3", "fc1"}) {
     if (last.starts_with(part)) return Side::reads;
   }
-  for (const std::string_view part : {"down", "output", "w2"}) {
+  for (const std::string_view part : {"down", "output", "w2", "fc2"}) {
     if (last.starts_with(part)) return Side::writes;
   }
   return std::nullopt;
