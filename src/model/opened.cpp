@@ -91,6 +91,7 @@ ModelConfig undecoded(const ModelConfig& config, std::string why) {
 void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config) {
   static const TensorNames known[] = {{"model.language_model.", "lm_head"},
                                       {"language_model.model.", "language_model.lm_head"},
+                                      {"model.language_model.model.", "model.language_model.lm_head"},
                                       {"language_model.", "lm_head"},
                                       {"model.text_model.", "lm_head"}};
   const auto holds = [&](const auto& fits) {
@@ -130,6 +131,11 @@ OpenedModel open_model(checkpoint::Folder folder) {
   fit_to_config(folder, config);
   auto folded = read_folded_rotations(folder.config, folder.config_path().string());
   OpenedModel model{std::move(folder), std::move(config), std::move(folded)};
+  // Of models that see or hear it depends on their class what a file means that does not say.
+  const ArchitectureRow* row = model.config.architecture;
+  if (row != nullptr && model.config.architecture_name != row->class_name) {
+    model.config.tied_embeddings = has_tied_head(model);
+  }
   if (model.config.mixture.experts == 0) return model;
   model.apart = stacked_experts(model.folder);
   model.folder.tensors = take_apart(std::move(model.folder.tensors), model.apart);
