@@ -281,6 +281,15 @@ TEST(FamilyConfigs, WrappedHeadsThatNothingTies) {
   test::write_small_model(row, folder / "tied", {{"tie_word_embeddings", true}});
   std::ofstream(folder / "tied" / "config.json") << outer.dump();
   EXPECT_TRUE(open_model(folder / "tied").config.tied_embeddings);
+  // A head that is stored stands by itself, where its architecture would tie one.
+  const ArchitectureRow& ties = architecture_row("gemma2");
+  for (const bool tied : {false, true}) {
+    test::write_small_model(ties, folder / (tied ? "tied own" : "own"), {{"tie_word_embeddings", tied}});
+    io::Json unsaid = test::small_config(ties);
+    unsaid.erase("tie_word_embeddings");
+    std::ofstream(folder / (tied ? "tied own" : "own") / "config.json") << unsaid.dump();
+    EXPECT_EQ(open_model(folder / (tied ? "tied own" : "own")).config.tied_embeddings, tied);
+  }
 }
 
 /// The same model by itself and as the text of one that sees.
