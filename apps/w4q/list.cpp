@@ -181,11 +181,13 @@ int run(const CommonOptions& common, bool only_layouts, bool only_dialects, bool
   }
   std::string forms;
   for (const auto& form : json["scheme_forms"]) forms += concat("and any ", form.get<std::string>(), "\n");
+  const std::vector<std::string> wrappers(model::wrappers_of_any().begin(), model::wrappers_of_any().end());
   const std::string text = section(json, "schemes", {"name", "bits_per_weight", "method", "description"}) + forms +
                            "\n" + section(json, "methods", {"name", "description"}) + "\n" +
                            section(json, "layouts", {"name", "targets", "description"}) + "\n" +
                            section(json, "codebooks", {"name", "description"}) + "\n" +
-                           section(json, "architectures", {"name", "model_type", "wrapped_by", "gguf"});
+                           section(json, "architectures", {"name", "model_type", "wrapped_by", "gguf"}) +
+                           "\nany of these, within: " + join(wrappers) + "\n";
   print(common, schema::list, text, json);
   return 0;
 }

@@ -17,8 +17,28 @@ std::span<const ArchitectureRow* const> architectures() noexcept {
       &gpt_oss_architecture,      &glm4_architecture,       &glm4_moe_architecture,    &minimax_m2_architecture,
       &phi3_architecture,         &smollm3_architecture,    &olmo2_architecture,       &olmo3_architecture,
       &exaone4_architecture,      &granitemoe_architecture, &granite_architecture,     &ernie4_5_moe_architecture,
-      &ernie4_5_architecture,     &seed_oss_architecture,   &olmoe_architecture};
+      &ernie4_5_architecture,     &seed_oss_architecture,   &olmoe_architecture,       &qwen2_vl_architecture,
+      &qwen2_5_vl_architecture,   &gemma_architecture,      &glm_architecture,         &glm4v_architecture,
+      &glm4v_moe_architecture,    &dots1_architecture};
   return rows;
+}
+
+std::span<const std::string_view> wrappers_of_any() noexcept {
+  static constexpr std::array<std::string_view, 25> names = {
+      "AudioFlamingo3ForConditionalGeneration", "DeepseekVLForConditionalGeneration",
+      "Exaone4_5_ForConditionalGeneration",     "GlmAsrForConditionalGeneration",
+      "GotOcr2ForConditionalGeneration",        "Idefics2ForConditionalGeneration",
+      "Idefics3ForConditionalGeneration",       "InternVLForConditionalGeneration",
+      "LightOnOcrForConditionalGeneration",     "LlavaForConditionalGeneration",
+      "LlavaNextForConditionalGeneration",      "LlavaNextVideoForConditionalGeneration",
+      "LlavaOnevisionForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration",
+      "Mistral3ForConditionalGeneration",       "MossTranscribeDiarizeForConditionalGeneration",
+      "MusicFlamingoForConditionalGeneration",  "Ovis2ForConditionalGeneration",
+      "Qwen2AudioForConditionalGeneration",     "Qwen3ASRForConditionalGeneration",
+      "SmolVLMForConditionalGeneration",        "VideoLlama3ForConditionalGeneration",
+      "VideoLlavaForConditionalGeneration",     "VipLlavaForConditionalGeneration",
+      "VoxtralForConditionalGeneration"};
+  return names;
 }
 
 const ArchitectureRow& architecture_row(std::string_view model_type) {

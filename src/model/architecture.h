@@ -75,6 +75,8 @@ struct ArchitectureRow {
 };
 
 std::span<const ArchitectureRow* const> architectures() noexcept;
+/// Models that see or hear beside a text model of any architecture, whose config is their text_config.
+std::span<const std::string_view> wrappers_of_any() noexcept;
 /// The row of a model_type that is there.
 const ArchitectureRow& architecture_row(std::string_view model_type);
 

@@ -55,14 +55,26 @@ io::Json text_config_of(const io::Json& outer) {
   return text;
 }
 
+/// Of a model that sees whose config is as flat as it was published: the text's keys stand at the top.
+const ArchitectureRow* flat_architecture(const std::string& name) {
+  const auto wraps = [&](const ArchitectureRow* row) {
+    return row->text_mrope && std::ranges::find(row->wrappers, name) != row->wrappers.end();
+  };
+  const auto rows = architectures();
+  const auto found = name.empty() ? rows.end() : std::ranges::find_if(rows, wraps);
+  return found == rows.end() ? nullptr : *found;
+}
+
 /// The row of a model that is wrapped into one that sees or hears; null where it is none.
 const ArchitectureRow* wrapped_architecture(const ConfigReader& reader) {
   const io::Json* text = reader.find("text_config");
-  if (text == nullptr || !text->is_object()) return nullptr;
   const std::string name = first_architecture(reader);
+  if (text == nullptr || !text->is_object()) return flat_architecture(name);
+  const bool any = std::ranges::find(wrappers_of_any(), name) != wrappers_of_any().end();
   const std::string type = ConfigReader(*text, reader.source(), "text_config.").text("model_type").value_or("");
   for (const auto* row : architectures()) {
     const bool wraps = !name.empty() && std::ranges::find(row->wrappers, name) != row->wrappers.end();
+    if (any && row->model_type == type) return row;
     if (wraps && (type.empty() || row->model_type == type)) return row;
   }
   unknown_architecture(reader, type.empty() ? name : concat(name, " of ", type));
@@ -261,10 +273,13 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
   const ConfigReader reader(json, source);
   const ArchitectureRow* const wrapped = wrapped_architecture(reader);
   if (wrapped == nullptr) return parse_text_config(reader, json, find_architecture(reader));
+  const auto named = [&](ModelConfig config) {
+    config.architecture_name = first_architecture(reader);
+    return config;
+  };
+  if (reader.find("text_config") == nullptr) return named(parse_text_config(reader, json, *wrapped));
   const io::Json text = text_config_of(json);
-  ModelConfig config = parse_text_config(ConfigReader(text, source, "text_config."), text, *wrapped);
-  config.architecture_name = first_architecture(reader);
-  return config;
+  return named(parse_text_config(ConfigReader(text, source, "text_config."), text, *wrapped));
 }
 
 ModelConfig read_config(const io::Json& json, const std::filesystem::path& folder) {

@@ -37,8 +37,11 @@ RopeSource unnest(const ConfigReader& reader, const RopeSource& outer, std::stri
   RopeSource result = outer;
   const ConfigReader parameters(*outer.object, reader.source(), outer.path);
   if (!wanted.empty()) {
+    static const io::Json nothing = io::Json::object();
     const io::Json* nested = parameters.find(wanted);
-    return nested == nullptr ? outer : RopeSource{nested, concat(outer.path, wanted, ".")};
+    if (nested != nullptr) return {nested, concat(outer.path, wanted, ".")};
+    // As in transformers, which reads the newer style of such models by type alone.
+    return outer.path == "rope_parameters." ? RopeSource{&nothing, outer.path} : outer;
   }
   for (const auto layer_type : layer_types) {
     const io::Json* nested = parameters.find(layer_type);
@@ -152,6 +155,11 @@ io::Json rope_parameters(const ConfigReader& reader, const ArchitectureRow& row)
   if (key.empty()) return row.rope_parameters.empty() ? io::Json::object() : io::Json::parse(row.rope_parameters);
   if (!reader.find(key)->is_object()) reader.refuse(key, "expected an object");
   return *reader.find(key);
+}
+
+bool has_rope_of(const ConfigReader& reader, std::string_view layer_type) {
+  const io::Json* parameters = reader.find("rope_parameters");
+  return parameters != nullptr && parameters->is_object() && parameters->contains(layer_type);
 }
 
 RopeConfig parse_rope(const ConfigReader& reader, const RopeQuery& query, ModelConfig& config) {

@@ -17,6 +17,9 @@ struct RopeQuery {
 /// Throws bad_file unless it is an object.
 io::Json rope_parameters(const ConfigReader& reader, const ArchitectureRow& row);
 
+/// Whether rope_parameters has some for this type of layers.
+bool has_rope_of(const ConfigReader& reader, std::string_view layer_type);
+
 /// Reads rope_theta with rope_scaling (older style) or rope_parameters (newer style); `config.max_positions` is set
 /// already. Adds warnings to `config`. Throws unsupported for a type that w4q does not compute or parameters that differ
 /// between layer types where all are asked for, bad_file for anything malformed.

@@ -91,6 +91,7 @@ ModelConfig undecoded(const ModelConfig& config, std::string why) {
 void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config) {
   static const TensorNames known[] = {{"model.language_model.", "lm_head"},
                                       {"language_model.model.", "language_model.lm_head"},
+                                      {"model.language_model.model.", "model.language_model.lm_head"},
                                       {"language_model.", "lm_head"},
                                       {"model.text_model.", "lm_head"}};
   const auto holds = [&](const auto& fits) {
@@ -124,12 +125,30 @@ void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config) {
   }
 }
 
+namespace {
+
+/// Whether the head is tied where the file does not say: of models that see or hear it depends on their class, and a head
+/// that is stored is one by itself even where the architecture ties it.
+void tie_as_stored(OpenedModel& model) {
+  ModelConfig& config = model.config;
+  if (config.architecture == nullptr || model.folder.config.contains("tie_word_embeddings")) return;
+  if (config.architecture->ties_head) {
+    config.tie_word_embeddings.reset();
+    if (has_tied_head(model)) config.tie_word_embeddings = true;
+  }
+  const bool wrapped = config.architecture_name != config.architecture->class_name;
+  if (wrapped || config.architecture->ties_head) config.tied_embeddings = has_tied_head(model);
+}
+
+}  // namespace
+
 OpenedModel open_model(checkpoint::Folder folder) {
   ModelConfig config = read_any_config(folder.config, folder.path);
   if (config.architecture != nullptr) follow_tensors(folder.tensors, config);
   fit_to_config(folder, config);
   auto folded = read_folded_rotations(folder.config, folder.config_path().string());
   OpenedModel model{std::move(folder), std::move(config), std::move(folded)};
+  tie_as_stored(model);
   if (model.config.mixture.experts == 0) return model;
   model.apart = stacked_experts(model.folder);
   model.folder.tensors = take_apart(std::move(model.folder.tensors), model.apart);

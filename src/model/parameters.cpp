@@ -59,13 +59,23 @@ struct Place {
 constexpr std::string_view tower = "part of a tower for other inputs than text";
 constexpr std::string_view further_tokens = "predicts further tokens";
 constexpr Place anywhere[] = {
-    {"visual", tower},       {"vision", tower},
-    {"audio", tower},        {"image", tower},
-    {"embed_vision", tower}, {"embed_audio", tower},
-    {"multi_modal", tower},  {"mm_projector", tower},
-    {"mtp", further_tokens}, {"nextn", further_tokens},
-    {"lora_", "adapter"},    {"adapter", "adapter"},
-    {"indexer", "indexer"},  {"compressor", "compressor of keys"},
+    {"visual", tower},
+    {"vision", tower},
+    {"audio", tower},
+    {"image", tower},
+    {"embed_vision", tower},
+    {"embed_audio", tower},
+    {"multi_modal", tower},
+    {"mm_projector", tower},
+    {"vit", tower},
+    {"perception", tower},
+    {"merger", tower},
+    {"mtp", further_tokens},
+    {"nextn", further_tokens},
+    {"lora_", "adapter"},
+    {"adapter", "adapter"},
+    {"indexer", "indexer"},
+    {"compressor", "compressor of keys"},
 };
 
 /// The last part of a path, as a whole.
@@ -77,8 +87,15 @@ constexpr Place by_name[] = {
     {"in_proj_a", "decay of a state"},
     {"in_proj_b", "decay of a state"},
     {"in_proj_ba", "decay of a state"},
+    {"b_proj", "decay of a state"},
+    {"f_proj", "decay of a state"},
+    {"f_a_proj", "decay of a state"},
+    {"f_b_proj", "decay of a state"},
+    {"g_a_proj", "narrow gate of a state"},
+    {"g_b_proj", "narrow gate of a state"},
     {"dt_proj", "step of a state"},
     {"x_proj", "step of a state"},
+    {"relative_attention_bias", "embeddings"},
 };
 
 std::vector<std::string_view> parts_of(std::string_view path) {
@@ -201,7 +218,8 @@ std::string_view reason_to_leave(std::string_view module, int64_t layers) {
   }
   if (layers > 0 && number_of(*number) >= layers) return further_tokens;
   const std::string_view last = parts.back();
-  if (last.find("norm") != std::string_view::npos) return "norm";
+  const std::string_view owner = parts.size() < 2 ? std::string_view() : parts[parts.size() - 2];
+  if (last.find("norm") != std::string_view::npos || owner.ends_with("norm")) return "norm";
   if (last.find("conv") != std::string_view::npos) return "convolution";
   if (last.find("embed") != std::string_view::npos) return "embeddings";
   const auto found = std::ranges::find(by_name, last, &Place::begins);

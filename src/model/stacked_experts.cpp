@@ -33,10 +33,10 @@ int64_t stated(const io::Json& config, std::initializer_list<const char*> keys) 
 enum class Side { reads, writes };
 std::optional<Side> side_of(std::string_view module) {
   const std::string_view last = module.substr(module.rfind('.') + 1);
-  for (const std::string_view part : {"gate", "up", "input", "w1", "w3"}) {
+  for (const std::string_view part : {"gate", "up", "input", "w1", "w3", "fc1"}) {
     if (last.starts_with(part)) return Side::reads;
   }
-  for (const std::string_view part : {"down", "output", "w2"}) {
+  for (const std::string_view part : {"down", "output", "w2", "fc2"}) {
     if (last.starts_with(part)) return Side::writes;
   }
   return std::nullopt;
@@ -83,7 +83,9 @@ std::vector<StackedExperts> stacked_experts(const checkpoint::Folder& folder) {
   for (const auto& [name, info] : folder.tensors.tensors()) {
     const std::string_view module = module_path(name);
     const auto side = side_of(module);
-    const bool is_stack = info.shape.size() == 3 && info.shape[0] == experts && is_weight_dtype(info.dtype);
+    const bool all = info.shape.size() == 3 && info.shape[0] == experts;
+    const bool shared = info.shape.size() == 3 && module.find(".shared_experts.") != std::string_view::npos;
+    const bool is_stack = (all || shared) && is_weight_dtype(info.dtype);
     if (!is_stack || !side || !reason_to_leave(module, layers).empty()) continue;
     mixtures[std::string(module.substr(0, module.rfind('.')))].push_back(
         {&info, inputs_first(info.shape, *side, hidden)});
@@ -96,7 +98,7 @@ std::vector<StackedExperts> stacked_experts(const checkpoint::Folder& folder) {
     for (const auto& [info, own] : stacks) {
       const bool first = own.value_or(*told->inputs_first);
       const Shape& shape = info->shape;
-      result.push_back({info->name, experts, shape[first ? 2 : 1], shape[first ? 1 : 2], first});
+      result.push_back({info->name, shape[0], shape[first ? 2 : 1], shape[first ? 1 : 2], first});
     }
   }
   return result;

@@ -99,7 +99,11 @@ LinearPlan plan_part(const PackedLinearInfo& whole, const model::ExpertPart& par
   }
   checkpoint::DialectFit fit = row.fit(info);
   if (!fit.scheme) {
-    const std::string last = info.name.substr(info.name.rfind('.') + 1);
+    std::string last = info.name.substr(info.name.rfind('.') + 1);
+    if (last.find_first_not_of("0123456789") == std::string::npos) {  // an expert: those of its stack stay with it
+      const std::string stack = info.name.substr(0, info.name.rfind('.'));
+      last = concat(stack.substr(stack.rfind('.') + 1), ".*");
+    }
     throw refuse(fit.loses).hint(concat("another scheme, or quantize --keep '*.", last, "' leaves it in 16 bit"));
   }
   if (!wishes.scales_inputs && row.needs_inputs != nullptr && row.needs_inputs(*fit.scheme)) {

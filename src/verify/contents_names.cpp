@@ -19,6 +19,9 @@ bool has_part(std::string_view path, std::initializer_list<std::string_view> par
   return std::ranges::any_of(parts, [&](std::string_view part) { return path.find(part) != std::string_view::npos; });
 }
 
+/// A name of a tower for pictures.
+bool sees(std::string_view name) { return has_part(name, {"vis", "image", "img", "vit."}); }
+
 int64_t layers_of(const StoredContents& contents) { return contents.number({"num_hidden_layers"}); }
 
 /// A linear of the text model's layers that few bits do not ruin.
@@ -26,15 +29,24 @@ bool is_meant(const StoredContents& contents, const StoredLinear& linear) {
   return model::reason_to_leave(linear.path, layers_of(contents)).empty();
 }
 
+/// Of tensors with three dimensions experts alone: convolutions and states of recurrent layers have as many.
+bool is_matrix(const StoredLinear& linear) { return linear.experts == 0 || has_part(linear.path, {"expert", "moe"}); }
+
+/// compressed-tensors' readers take a path as a whole: one that is only a part in the middle of another leaves nothing out.
+bool is_in_the_middle(const StoredContents& contents, const std::string& entry, const std::string& path) {
+  return !contents.globs() && path != entry && !path.starts_with(entry + ".") && !path.ends_with("." + entry) &&
+         path.find("." + entry + ".") != std::string::npos;
+}
+
 void in_16_bit(const StoredContents& contents, ContentsFindings& findings) {
   for (const auto& linear : contents.linears()) {
     const bool in_layer = model::layer_numbers(linear.path).layer >= 0;
     const std::string entry = contents.left_out_by(linear.path);
-    const bool is_plain = linear.kind == Kind::plain && !contents.is_left_by_program(linear);
+    const bool is_plain = linear.kind == Kind::plain && !contents.is_left_by_program(linear) && is_matrix(linear);
     if (is_plain && entry.empty() && in_layer && is_meant(contents, linear)) {
       findings.fault(linear.path, linear.experts > 0 ? "holds experts in 16 bit, but the config lists them as quantized"
                                                      : "is in 16 bit, but the config lists it as quantized");
-    } else if (linear.kind != Kind::plain && !entry.empty()) {
+    } else if (linear.kind != Kind::plain && !entry.empty() && !is_in_the_middle(contents, entry, linear.path)) {
       findings.fault(linear.path, concat("is quantized, but the config leaves it out by ", printable(entry)));
     }
   }
@@ -194,6 +206,27 @@ void missing_layers(const StoredContents& contents, ContentsFindings& findings) 
   }
 }
 
+/// Of a model that is wrapped the file's top decides, where it says anything.
+bool is_untied(const StoredContents& contents) {
+  constexpr const char* key = "tie_word_embeddings";
+  const io::Json& config = contents.config();
+  const bool top = config.is_object() && config.contains(key) && config[key].is_boolean();
+  const io::Json& tied = top ? config[key] : contents.stated({key});
+  return tied.is_boolean() && !tied.get<bool>();
+}
+
+/// Outside of the layers, by its name or by having a row for each token, as embeddings have.
+bool has_head(const StoredContents& contents) {
+  const int64_t tokens = contents.number({"vocab_size"});
+  int64_t tables = 0;
+  for (const auto& [name, info] : contents.tensors().tensors()) {
+    if (model::layer_numbers(name).layer >= 0) continue;
+    if (has_part(name, {"lm_head", "embed_out", "output.", "head."})) return true;
+    tables += info.shape.size() == 2 && tokens > 0 && info.shape[0] == tokens;
+  }
+  return tables > 1;
+}
+
 /// MTP layers, towers and heads that config.json promises.
 void promised_parts(const StoredContents& contents, ContentsFindings& findings) {
   const auto& tensors = contents.tensors().tensors();
@@ -209,17 +242,13 @@ void promised_parts(const StoredContents& contents, ContentsFindings& findings) 
     findings.fault("config.json", concat("promises ", further, " layers for further tokens (MTP), and none is there"));
   }
   const io::Json &vision = contents.stated({"vision_config"}), &audio = contents.stated({"audio_config"});
-  if (vision.is_object() && !any([](const auto& name) { return has_part(name, {"vis", "image"}); })) {
+  if (vision.is_object() && !any([](const auto& name) { return sees(name); })) {
     findings.fault("config.json", "has a vision_config, but no tensor of such a tower is there");
   }
-  if (audio.is_object() && !any([](const auto& name) { return has_part(name, {"audio", "speech"}); })) {
+  if (audio.is_object() && !any([](const auto& name) { return has_part(name, {"audio", "speech", "perception"}); })) {
     findings.fault("config.json", "has an audio_config, but no tensor of such a tower is there");
   }
-  const io::Json& tied = contents.stated({"tie_word_embeddings"});
-  const bool has_head = any([](const std::string& name) {
-    return model::layer_numbers(name).layer < 0 && has_part(name, {"lm_head", "embed_out", "output.", "head."});
-  });
-  if (tied.is_boolean() && !tied.template get<bool>() && !has_head) {
+  if (is_untied(contents) && !has_head(contents)) {
     findings.fault("lm_head.weight", "is missing, and config.json says that the embeddings are not the head");
   }
 }
@@ -272,7 +301,7 @@ void missing_tower_blocks(const StoredContents& contents, ContentsFindings& find
     return 0;
   };
   const bool numbered = std::ranges::any_of(contents.tensors().tensors(), [](const auto& tensor) {
-    return tensor.first.find("vis") != std::string::npos && model::layer_numbers(tensor.first).layer >= 0;
+    return sees(tensor.first) && model::layer_numbers(tensor.first).layer >= 0;
   });
   if (!numbered && promised("vision") > 0)
     findings.fault("the vision tower", concat("has none of its ", promised("vision"), " blocks: each is missing"));
@@ -326,12 +355,20 @@ void mixed_fused(const StoredContents& contents, ContentsFindings& findings) {
   }
 }
 
+/// Architectures whose table has rows for tokens that the head never says: those of pictures, or of the beginning.
+bool has_longer_table(const StoredContents& contents) {
+  const io::Json& type = contents.stated({"model_type"});
+  const std::string name = type.is_string() ? type.get<std::string>() : std::string();
+  return name.starts_with("mllama") || name == "moshi";
+}
+
 void vocabulary(const StoredContents& contents, ContentsFindings& findings) {
   const int64_t stated = contents.number({"vocab_size"});
   for (const auto& linear : contents.linears()) {
     const bool table = model::is_embedding(linear.path) || model::is_head(linear.path);
     const bool main = model::layer_numbers(linear.path).layer < 0 && !has_part(linear.path, {"mtp", "vis", "audio"});
     if (!table || !main || linear.kind == Kind::integer || stated == 0 || linear.n == stated) continue;
+    if (model::is_embedding(linear.path) && linear.n > stated && has_longer_table(contents)) continue;
     findings.fault(linear.path, concat("has ", linear.n, " rows, config.json says vocab_size ", stated,
                                        linear.n > stated ? ": a padded vocabulary" : ": a cut vocabulary"));
   }
@@ -361,6 +398,7 @@ void stacks(const StoredContents& contents, ContentsFindings& findings) {
     if (linear.experts == 0 || !is_meant(contents, linear) || (!reads && !writes) || experts == 0 || hidden == 0)
       continue;
     const Shape shape = {linear.experts, linear.n, linear.k};
+    if (linear.path.find("shared") != std::string::npos) continue;
     if (linear.experts != experts) {
       findings.fault(linear.path, concat("has shape ", shape_text(shape), ": ", experts, " experts should come first"));
       continue;

@@ -17,7 +17,7 @@ bool has_word(std::string_view name, std::initializer_list<std::string_view> wor
 }
 
 bool is_of_text(std::string_view name) {
-  return !has_word(name, {"vis", "audio", "image", "mtp", "nextn", "encoder", "adapter", "lora", "draft"});
+  return !has_word(name, {"vis", "vit.", "audio", "image", "mtp", "nextn", "encoder", "adapter", "lora", "draft"});
 }
 
 /// Rows and columns that linears of one role have, over all layers.

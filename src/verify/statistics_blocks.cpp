@@ -276,12 +276,17 @@ int64_t BlockSample::constant_rows() const {
   return count;
 }
 
+int64_t BlockSample::long_groups() const {
+  const auto is_short = [&](int64_t group) { return std::ranges::count(group_of_, group) < 16; };
+  return is_short(0) ? 0 : is_short(groups_ - 1) ? groups_ - 1 : groups_;
+}
+
 int64_t BlockSample::constant_blocks() const {
-  if (weight_.k / groups_ < 16) return 0;
+  const int64_t whole = long_groups();
   std::map<double, int64_t> scales;
   int64_t count = 0;
   for (size_t at = 0; at < deviations_.size(); ++at) {
-    if (!std::isnan(deviations_[at])) continue;
+    if (!std::isnan(deviations_[at]) || static_cast<int64_t>(at) % groups_ >= whole) continue;
     const auto groups = static_cast<size_t>(groups_);
     const double scale = log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
     if (!std::isnan(scale)) ++count, ++scales[scale];
@@ -292,7 +297,7 @@ int64_t BlockSample::constant_blocks() const {
 }
 
 int64_t BlockSample::lone_constant_blocks() const {
-  if (weight_.k / groups_ < 16) return 0;
+  const int64_t whole = long_groups();
   const auto groups = static_cast<size_t>(groups_);
   const auto scale_of = [&](size_t at) {
     return log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
@@ -302,7 +307,7 @@ int64_t BlockSample::lone_constant_blocks() const {
   double least = INFINITY;
   for (size_t at = 0; at < deviations_.size(); ++at) {
     const double scale = scale_of(at);
-    if (std::isnan(scale)) continue;
+    if (std::isnan(scale) || static_cast<int64_t>(at) % groups_ >= whole) continue;
     least = std::min(least, scale);
     if (std::isnan(deviations_[at])) {
       constant.push_back(at);

@@ -95,6 +95,8 @@ class BlockSample {
 
  private:
   void read_codes();
+  /// Those of 16 codes and more: all, all but a rest at the end, or none.
+  int64_t long_groups() const;
   /// Whether a block with one outlier is told from the others, whose usual log deviation this is: not where nearly all
   /// weights were taken out.
   bool outliers_show(double usual) const;

@@ -9,6 +9,7 @@
 #include "io/files.h"
 #include "io/output.h"
 #include "program.h"
+#include "small_model.h"
 
 namespace w4q::test {
 namespace {
@@ -93,6 +94,16 @@ TEST_F(Dialect, RefusalsSayWhyAndWhatToDo) {
   EXPECT_EQ(lossy.status, 0) << lossy.err;
   expect_part(lossy.out, "relative error");
   expect_part(lossy.out, "NOT LOSSLESS: 28 linears were changed (--allow-lossy)");
+}
+
+/// An expert of a stack is left in 16 bit with all of it: its own name is a number.
+TEST_F(Dialect, StacksAreLeftAsAWhole) {
+  write_small_model(model::architecture_row("gpt_oss"), path("stacks"));
+  const auto refused = run_w4q({"quantize", path("stacks"), "-o", path("never"), "--scheme", "int4-g128-f16", "--to",
+                                "compressed-tensors", "--quiet"});
+  EXPECT_EQ(refused.status, 3) << refused.out;
+  expect_part(refused.err, "experts.down_proj.0: compressed-tensors cannot hold");
+  expect_part(refused.err, "--keep '*.down_proj.*'");
 }
 
 TEST_F(Dialect, InputsThatCannotBeConverted) {

@@ -177,13 +177,76 @@ TEST(FamilyConfigs, RotaryParametersByTypes) {
   }
 }
 
+/// Parameters in the newer style that are not nested say nothing, as in transformers, which looks for types of layers.
+TEST(FamilyConfigs, RotaryParametersWithoutTypes) {
+  const io::Json flat = {{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 4}}}, {"rope_theta", 2e4}};
+  for (const char* type : {"gemma3_text", "olmo3"}) {
+    const auto config = changed(type, {"rope_scaling"}, flat);
+    for (const auto& layer : config.attention) {
+      EXPECT_EQ(layer.rope.type, RopeType::standard) << type;
+      EXPECT_EQ(layer.rope.theta, layer.window == 0 ? 2e4 : type == std::string("olmo3") ? 5e5 : 1e4) << type;
+    }
+  }
+}
+
+/// Layers that read the keys of others have wide MLPs beside their experts as well.
+TEST(FamilyConfigs, WideMlpsBesideExperts) {
+  const auto config =
+      changed("gemma4_text", {},
+              {{"enable_moe_block", true}, {"num_experts", 4}, {"top_k_experts", 2}, {"moe_intermediate_size", 32}});
+  for (const int64_t layer : {0, 3}) {
+    const auto down = find_linear(config, concat("model.layers.", layer, ".mlp.down_proj"));
+    ASSERT_TRUE(down.has_value());
+    EXPECT_EQ(down->linear.k, layer == 0 ? 96 : 192);
+  }
+}
+
+TEST(FamilyConfigs, AHeadWithABiasIsRefused) {
+  EXPECT_FALSE(changed("ernie4_5_moe", {}).qkv_bias);
+  test::expect_error(ErrorCode::unsupported, {"use_bias", "head"}, [] {
+    changed("ernie4_5_moe", {}, {{"use_bias", true}});
+  });
+}
+
+/// What is left as it is where only names and shapes are known.
+TEST(FamilyConfigs, NamesThatAreLeft) {
+  const std::pair<const char*, std::string_view> names[] = {
+      {"model.layers.0.self_attn.b_proj", "decay of a state"},
+      {"model.layers.0.self_attn.f_a_proj", "decay of a state"},
+      {"model.layers.0.self_attn.g_b_proj", "narrow gate of a state"},
+      {"model.layers.0.input_layernorm.W_down", "norm"},
+      {"encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "embeddings"},
+      {"model.vit.layers.0.mlp.up_proj", "part of a tower for other inputs than text"},
+      {"model.merger.mlp.0.linear_1", "part of a tower for other inputs than text"},
+      {"model.layers.0.self_attn.kv_b_proj", ""},
+      {"model.layers.0.self_attn.g_proj", ""},
+  };
+  for (const auto& [name, why] : names) EXPECT_EQ(reason_to_leave(name, 2), why) << name;
+}
+
+/// Stacks of experts by the names that Aria gives them, inputs first.
+TEST(FamilyConfigs, StacksThatAreCalledLayersOfAnMlp) {
+  const test::TemporaryFolder folder;
+  std::ofstream(folder.path() / "config.json") << R"({"architectures": ["AriaTextForCausalLM"], "hidden_size": 8,
+    "moe_num_experts": 3, "num_hidden_layers": 1})";
+  const std::string first = "model.layers.0.mlp.experts.fc1.weight", second = "model.layers.0.mlp.experts.fc2.weight";
+  io::CheckpointWriter writer(folder.path(), {{first, DType::bf16, {3, 8, 12}}, {second, DType::bf16, {3, 6, 8}}}, {});
+  writer.write(first, bytes_of(std::vector<uint16_t>(size_t{3} * 8 * 12)));
+  writer.write(second, bytes_of(std::vector<uint16_t>(size_t{3} * 6 * 8)));
+  writer.finish();
+  const auto stacks = stacked_experts(checkpoint::open_folder(folder.path()));
+  ASSERT_EQ(stacks.size(), 2u);
+  for (const auto& stack : stacks) EXPECT_TRUE(stack.inputs_first) << stack.name;
+  EXPECT_EQ(stacks[0].n, 12);
+  EXPECT_EQ(stacks[1].k, 6);
+}
+
 /// Where layers and the head stand, the tensors tell.
 TEST(FamilyConfigs, NamesOfWrappedModels) {
-  const std::pair<const char*, const char*> places[] = {{"model.language_model.", "lm_head"},
-                                                        {"language_model.model.", "language_model.lm_head"},
-                                                        {"language_model.model.", "lm_head"},
-                                                        {"language_model.", "lm_head"},
-                                                        {"model.", "lm_head"}};
+  const std::pair<const char*, const char*> places[] = {
+      {"model.language_model.", "lm_head"}, {"language_model.model.", "language_model.lm_head"},
+      {"language_model.model.", "lm_head"}, {"model.language_model.model.", "model.language_model.lm_head"},
+      {"language_model.", "lm_head"},       {"model.", "lm_head"}};
   for (const auto& [prefix, head] : places) {
     const test::TemporaryFolder folder;
     const std::string layer = concat(prefix, "layers.0.mlp.up_proj.weight"), last = concat(head, ".weight");
@@ -206,6 +269,29 @@ TEST(FamilyConfigs, TheOuterFileTiesTheHead) {
   EXPECT_EQ(parse_config(outer, "c").tie_word_embeddings, false);
 }
 
+/// Where neither file says it, what is stored does.
+TEST(FamilyConfigs, WrappedHeadsThatNothingTies) {
+  const test::TemporaryFolder folder;
+  const ArchitectureRow& row = architecture_row("mistral");
+  const io::Json outer = {{"architectures", {"Mistral3ForConditionalGeneration"}},
+                          {"text_config", test::small_config(row)}};
+  test::write_small_model(row, folder / "m");
+  std::ofstream(folder / "m" / "config.json") << outer.dump();
+  EXPECT_FALSE(open_model(folder / "m").config.tied_embeddings);
+  test::write_small_model(row, folder / "tied", {{"tie_word_embeddings", true}});
+  std::ofstream(folder / "tied" / "config.json") << outer.dump();
+  EXPECT_TRUE(open_model(folder / "tied").config.tied_embeddings);
+  // A head that is stored stands by itself, where its architecture would tie one.
+  const ArchitectureRow& ties = architecture_row("gemma2");
+  for (const bool tied : {false, true}) {
+    test::write_small_model(ties, folder / (tied ? "tied own" : "own"), {{"tie_word_embeddings", tied}});
+    io::Json unsaid = test::small_config(ties);
+    unsaid.erase("tie_word_embeddings");
+    std::ofstream(folder / (tied ? "tied own" : "own") / "config.json") << unsaid.dump();
+    EXPECT_EQ(open_model(folder / (tied ? "tied own" : "own")).config.tied_embeddings, tied);
+  }
+}
+
 /// The same model by itself and as the text of one that sees.
 TEST(FamilyConfigs, WrappedModelsAreReadAsTheirText) {
   size_t wrapped = 0;
@@ -224,11 +310,29 @@ TEST(FamilyConfigs, WrappedModelsAreReadAsTheirText) {
     }
   }
   EXPECT_GE(wrapped, 8u);
+  const io::Json any = test::small_config(architecture_row("qwen3"));
+  for (const std::string_view wrapper : wrappers_of_any()) {
+    const auto found = parse_config({{"architectures", {std::string(wrapper)}}, {"text_config", any}}, "config.json");
+    EXPECT_EQ(found.architecture, &architecture_row("qwen3")) << wrapper;
+  }
   test::expect_error(ErrorCode::unsupported, {"Qwen3_5ForConditionalGeneration", "llama"}, [] {
     parse_config({{"architectures", {"Qwen3_5ForConditionalGeneration"}},
                   {"text_config", test::small_config(architecture_row("llama"))}},
                  "config.json");
   });
+}
+
+/// Qwen2-VL's config as it was published: the text's keys stand at the top, beside those of the tower.
+TEST(FamilyConfigs, TextsAtTheTopOfModelsThatSee) {
+  for (const char* type : {"qwen2_vl_text", "qwen2_5_vl_text"}) {
+    const ArchitectureRow& row = architecture_row(type);
+    io::Json config = test::small_config(row, {{"model_type", "qwen2_vl"}, {"vision_config", io::Json::object()}});
+    config["architectures"] = {std::string(row.wrappers[0])};
+    const auto found = parse_config(config, "config.json");
+    EXPECT_EQ(found.architecture, &row);
+    EXPECT_EQ(found.architecture_name, row.wrappers[0]);
+    EXPECT_EQ(found.rope, parse_config(test::small_config(row), "config.json").rope);
+  }
 }
 
 }  // namespace

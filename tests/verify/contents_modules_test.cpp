@@ -49,6 +49,41 @@ TEST_F(ContentsModules, BiasesHaveWeights) {
   EXPECT_EQ(said(made), "");
 }
 
+/// A file around the text's that ties the head decides, whatever the text's says.
+TEST_F(ContentsModules, HeadsThatTheOuterFileTies) {
+  auto made = test::made_mixture(Storage::bf16);
+  for (const auto& name : made.names_with("lm_head")) made.tensors.erase(name);
+  made.config["text_config"]["tie_word_embeddings"] = false;
+  made.config["tie_word_embeddings"] = true;
+  EXPECT_EQ(said(made), "");
+  made.config["tie_word_embeddings"] = false;
+  EXPECT_THAT(said(made), HasSubstr("lm_head.weight is missing"));
+  // A head of another name.
+  const auto table = made.tensors.at(made.names_with("embed_tokens.weight").front());
+  made.tensors["model.log_softmax.mlp.weight"] = table;
+  EXPECT_EQ(said(made), "");
+}
+
+/// Tokens that are read and never said, those of pictures.
+TEST_F(ContentsModules, TablesThatAreLongerThanTheHead) {
+  auto made = test::made_mixture(Storage::bf16);
+  const std::string name = made.names_with("embed_tokens.weight").front();
+  const Shape shape = made.tensors.at(name).shape;
+  MadeWriter(made, Storage::bf16).dense(name, {shape[0] + 8, shape[1]});
+  EXPECT_THAT(said(made), HasSubstr("padded vocabulary"));
+  made.config["text_config"]["model_type"] = "mllama_text_model";
+  EXPECT_THAT(said(made), Not(HasSubstr("padded vocabulary")));
+}
+
+/// Three dimensions are no experts by themselves; a path that only stands in the middle of another leaves nothing out.
+TEST_F(ContentsModules, StatesAndEntriesOfLists) {
+  auto made = test::made_mixture(Storage::nvfp4);
+  MadeWriter(made, Storage::bf16).dense(text_layer + "0.self_attn.slope_rate", {4, 2, 2});
+  made.config["quantization_config"]["ignore"].push_back("mlp");
+  EXPECT_EQ(said(made).find("slope_rate"), std::string::npos) << said(made);
+  EXPECT_EQ(said(made).find("leaves it out by mlp"), std::string::npos) << said(made);
+}
+
 TEST_F(ContentsModules, BiasesFit) {
   auto made = with_biases();
   MadeWriter(made, Storage::bf16).dense("model.visual.blocks.1.attn.qkv.weight", {64, 32});

@@ -11,6 +11,7 @@
 #include "core/rng.h"
 #include "packed_model.h"
 #include "quantize/rounding.h"
+#include "small_model.h"
 #include "verify/statistics_orders.h"
 
 namespace w4q::verify {
@@ -122,6 +123,19 @@ TEST_F(Statistics, OneBlockAndOneTableAreNamed) {
   EXPECT_THAT(blocks(40), ElementsAre(StartsWith(linear + ": all codes are the same in 40 of ")));
   const auto table = faults(linear + ".0.codebook", [](Bytes& bytes) { bytes[21] ^= std::byte{1}; });
   EXPECT_THAT(table, ElementsAre(StartsWith(linear + ": entry 5 of its table is ")));
+}
+
+/// 33 inputs are a block and a rest of one code, which is the same throughout.
+TEST(RaggedBlocks, ARestOfOneCodeIsNoConstantBlock) {
+  const test::TemporaryFolder folder;
+  test::write_small_model(model::architecture_row("dots1"), folder / "m",
+                          {{"hidden_size", 128}, {"intermediate_size", 33}, {"moe_intermediate_size", 64}});
+  pipeline::QuantizeRequest request;
+  request.model = folder / "m";
+  request.output = folder / "q";
+  request.scheme.bits = 4;
+  pipeline::quantize_model(request);
+  EXPECT_THAT(faults_of_folder(folder / "q"), IsEmpty());
 }
 
 TEST_F(Statistics, KeptTensorsThatNoModelHasAreNamed) {

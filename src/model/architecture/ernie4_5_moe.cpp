@@ -1,3 +1,5 @@
+#include "core/error.h"
+#include "core/text.h"
 #include "model/architecture/readers.h"
 #include "model/architecture/rows.h"
 
@@ -22,6 +24,9 @@ void read_ernie4_5_moe(const ConfigReader& reader, ModelConfig& config) {
     config.mixture_layers[static_cast<size_t>(layer)] = layer >= first && layer <= last && (layer + 1) % step == 0;
   }
   read_ernie4_5(reader, config);
+  if (!config.qkv_bias) return;
+  throw Error(ErrorCode::unsupported, concat(reader.source(), ": use_bias of a mixture"))
+      .detail("its head has a bias too, which w4q does not decode");
 }
 
 std::vector<Block> ernie4_5_moe_blocks(const ModelConfig& config, int64_t layer) {

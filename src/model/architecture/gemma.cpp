@@ -27,6 +27,12 @@ void read_gemma(const ConfigReader& reader, ModelConfig& config) {
   for (auto& layer : config.attention) layer.scale = 1 / std::sqrt(width);
 }
 
+/// "gelu" was written where the one by tanh was meant.
+void read_first_gemma(const ConfigReader& reader, ModelConfig& config) {
+  refuse_later_tokens(reader);
+  if (config.activation == Activation::gelu) config.activation = Activation::gelu_tanh;
+}
+
 /// Every other layer has a window.
 void read_gemma2(const ConfigReader& reader, ModelConfig& config) {
   read_gemma(reader, config);
@@ -42,9 +48,9 @@ void read_gemma2(const ConfigReader& reader, ModelConfig& config) {
 /// Layers with a window turn by another theta.
 void read_gemma3(const ConfigReader& reader, ModelConfig& config) {
   config.rope = parse_rope(reader, {full_attention, config.head_dim, 1e6}, config);
-  const bool nested = reader.find("rope_parameters") != nullptr;
   RopeConfig local{.theta = reader.positive("rope_local_base_freq", 10000.0)};
-  if (nested) local = parse_rope(reader, {sliding_attention, config.head_dim, local.theta}, config);
+  if (has_rope_of(reader, sliding_attention))
+    local = parse_rope(reader, {sliding_attention, config.head_dim, local.theta}, config);
   read_gemma(reader, config);
   config.logit_cap = read_cap(reader, "final_logit_softcapping", 0);
   const int64_t pattern = reader.size("sliding_window_pattern", 6);
@@ -58,6 +64,21 @@ void read_gemma3(const ConfigReader& reader, ModelConfig& config) {
 }
 
 }  // namespace
+
+constinit const ArchitectureRow gemma_architecture = {.model_type = "gemma",
+                                                      .class_name = "GemmaForCausalLM",
+                                                      .kv_heads = 16,
+                                                      .head_dim = 256,
+                                                      .max_positions = 8192,
+                                                      .bos_token = 2,
+                                                      .eos_token = 1,
+                                                      .attention_bias = BiasRule::stated,
+                                                      .activation = "gelu_pytorch_tanh",
+                                                      .norm_offset = 1,
+                                                      .scales_embedding = true,
+                                                      .ties_head = true,
+                                                      .read = read_first_gemma,
+                                                      .blocks = llama_blocks};
 
 constinit const ArchitectureRow gemma2_architecture = {.model_type = "gemma2",
                                                        .class_name = "Gemma2ForCausalLM",

@@ -107,7 +107,9 @@ Block gemma4_mixture(const ModelConfig& config, int64_t layer) {
                                .shared = "mlp",
                                .gguf_shared = {}};
   const LayerNames in(config, layer);
-  Block block = with_input_norm(mixture_block(config, layer, names), config, layer, "pre_feedforward_layernorm");
+  ModelConfig own = config;
+  own.mixture.shared_intermediate = config.intermediate_of(layer);
+  Block block = with_input_norm(mixture_block(own, layer, names), config, layer, "pre_feedforward_layernorm");
   block.norms.push_back(in.norm(config, NormRole::expert_input, "pre_feedforward_layernorm_2", "pre_ffw_norm_2"));
   block.norms.push_back(in.norm(config, NormRole::expert_output, "post_feedforward_layernorm_2", "post_ffw_norm_2"));
   block.norms.push_back(in.norm(config, NormRole::dense_output, "post_feedforward_layernorm_1", "post_ffw_norm_1"));

@@ -20,7 +20,7 @@ void read_olmo3(const ConfigReader& reader, ModelConfig& config) {
   const double theta = config.architecture->rope_theta;
   config.rope = parse_rope(reader, {full_attention, config.head_dim, theta}, config);
   RopeConfig local{.theta = theta};
-  if (reader.find("rope_parameters") != nullptr) {
+  if (has_rope_of(reader, sliding_attention)) {
     local = parse_rope(reader, {sliding_attention, config.head_dim, theta}, config);
   }
   const auto types = read_layer_types(reader, config, {full_attention, sliding_attention}, [](int64_t layer) {

@@ -11,4 +11,29 @@ constinit const ArchitectureRow qwen2_architecture = {.model_type = "qwen2",
                                                       .gguf = "qwen2",
                                                       .blocks = llama_blocks};
 
+/// The text models of those that see: as Qwen2.
+constinit const ArchitectureRow qwen2_vl_architecture = {.model_type = "qwen2_vl_text",
+                                                         .class_name = "Qwen2VLTextModel",
+                                                         .wrappers = {"Qwen2VLForConditionalGeneration"},
+                                                         .kv_heads = 8,
+                                                         .max_positions = 32768,
+                                                         .rope_theta = 1e6,
+                                                         .rms_norm_eps = 1e-5,
+                                                         .attention_bias = BiasRule::always,
+                                                         .windows = WindowRule::from_layer,
+                                                         .text_mrope = true,
+                                                         .blocks = llama_blocks};
+
+constinit const ArchitectureRow qwen2_5_vl_architecture = {.model_type = "qwen2_5_vl_text",
+                                                           .class_name = "Qwen2_5_VLTextModel",
+                                                           .wrappers = {"Qwen2_5_VLForConditionalGeneration"},
+                                                           .kv_heads = 8,
+                                                           .max_positions = 32768,
+                                                           .rope_theta = 1e6,
+                                                           .rms_norm_eps = 1e-5,
+                                                           .attention_bias = BiasRule::always,
+                                                           .windows = WindowRule::from_layer,
+                                                           .text_mrope = true,
+                                                           .blocks = llama_blocks};
+
 }  // namespace w4q::model

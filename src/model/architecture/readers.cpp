@@ -95,7 +95,7 @@ void read_delta_net(const ConfigReader& reader, ModelConfig& config) {
            .value_heads = reader.size("linear_num_value_heads"),
            .key_dim = reader.size("linear_key_head_dim"),
            .value_dim = reader.size("linear_value_head_dim"),
-           .taps = reader.size("linear_conv_kernel_dim")};
+           .taps = reader.size("linear_conv_kernel_dim", 4)};
   if (shape.value_heads % shape.key_heads != 0) {
     reader.refuse("linear_num_value_heads", concat(shape.key_heads, " key heads are not shared evenly"));
   }
