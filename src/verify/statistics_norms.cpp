@@ -318,6 +318,23 @@ void add_offset_norms(const model::OpenedModel& model, const std::vector<Vector>
                           "more: ", printable(model.config.architecture_name), " multiplies by w, these are of 1 + w"));
 }
 
+/// Values of F16 under the name of BF16: exponents of 5 bits and the upper bits of fractions are read as exponents of 8, so
+/// that what differs by a factor of two differs by one of 2^8.
+void add_half_norms(const std::vector<Vector>& norms, const std::set<std::string, std::less<>>& plain,
+                    std::vector<std::string>& faults) {
+  constexpr int64_t fewest = 5;
+  constexpr double small = 0x1p-10, least = 0x1p-7, most = 0x1p4;
+  int64_t count = 0, next_to_none = 0;
+  for (const Vector& norm : norms) {
+    if (!plain.contains(norm.name) || norm.dtype != DType::bf16 || norm.ones == 1 || norm.zeros == 1) continue;
+    if (!(norm.other_median > least) || !(norm.other_median < most)) return;
+    ++count, next_to_none += norm.median < small;
+  }
+  if (count < fewest || 2 * next_to_none <= count) return;
+  faults.push_back(concat("norms: half of the values of ", next_to_none, " of ", count, " are below ", small,
+                          " in size, read as F16 those of all are from ", least, " to ", most, ": F16 labelled BF16"));
+}
+
 }  // namespace
 
 std::string role_of(std::string_view name) {
@@ -387,6 +404,11 @@ NormReport check_norms(const model::OpenedModel& model, const ReaderColumns& rea
       const std::string what = "is negative in nearly all channels, as no other norm is";
       plain.contains(norm.name) ? add(norm, what) : warn(norm, what);
     }
+    constexpr double as_weights = 0.35, as_weights_too = 0.65;
+    if (plain.contains(norm.name) && norm.negative > as_weights && norm.negative < as_weights_too) {
+      add(norm, concat("is negative in ", fixed(100 * norm.negative, 0),
+                       " % of its channels, as weights are and no norm is: it holds something else"));
+    }
     const bool one_negative = norm.negative * static_cast<double>(norm.channels) == 1 && norm.least < turned_sign;
     const auto positive = [&](const Vector& other) { return &other == &norm || other.negative == 0; };
     if (one_negative && norms.size() >= 5 && std::ranges::all_of(norms, positive)) {
@@ -432,6 +454,7 @@ NormReport check_norms(const model::OpenedModel& model, const ReaderColumns& rea
   }
   add_other_bytes(norms, plain, report.warnings);
   add_offset_norms(model, norms, plain, faults);
+  add_half_norms(norms, plain, faults);
   add_unsteady(model, norms, report.warnings);
   add_lone_types(model.folder.tensors, report.warnings);
   add_lone_scale_types(model.folder, report.warnings);
