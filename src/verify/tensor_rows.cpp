@@ -25,20 +25,31 @@ uint64_t word_of(const std::byte* at) {
 }
 
 /// Of words that lie evenly over the line, the last one at its end.
-uint64_t key_of(std::span<const std::byte> line) {
-  const size_t last = line.size() - sizeof(uint64_t);
+uint64_t key_of(std::span<const std::byte> line, uint64_t mask) {
+  const size_t last = line.size() / sizeof(uint64_t) - 1;
   uint64_t key = 0;
   bool any = false;
   for (size_t i = 0; i < words_of_line; ++i) {
-    const uint64_t word = word_of(line.data() + last * i / (words_of_line - 1));
-    any = any || word != 0;
+    const uint64_t word = word_of(line.data() + last * i / (words_of_line - 1) * sizeof(uint64_t));
+    any = any || (word & mask) != 0;
     key = (std::rotl(key, 13) ^ word) * 0x9E3779B97F4A7C15u;
   }
   return any ? std::max<uint64_t>(key, 1) : 0;
 }
 
-bool is_zero(std::span<const std::byte> bytes) {
-  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+/// All bits of a word of values but their signs: rounding leaves zeros of either sign.
+uint64_t magnitudes(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return 0x7FFFFFFF'7FFFFFFF;
+    case DType::f16:
+    case DType::bf16:
+      return 0x7FFF'7FFF'7FFF'7FFF;
+    case DType::f8_e4m3:
+      return 0x7F7F7F7F'7F7F7F7F;
+    default:
+      return ~uint64_t{0};
+  }
 }
 
 /// Whether two lines could not be the same because there is nothing in them.
@@ -56,10 +67,11 @@ bool says_much(std::span<const std::byte> line) {
 
 class Lines {
  public:
-  Lines(std::span<const std::byte> bytes, TensorLines& result) : bytes_(bytes), result_(result) {}
+  Lines(std::span<const std::byte> bytes, TensorLines& result)
+      : bytes_(bytes), result_(result), mask_(magnitudes(result.info->dtype)) {}
 
   void look() {
-    for (int64_t i = 0; i < result_.lines; ++i) result_.keys.push_back(key_of(line(i)));
+    for (int64_t i = 0; i < result_.lines; ++i) result_.keys.push_back(key_of(line(i), mask_));
     look_for_zeros();
     look_for_repeated();
     look_for_halves();
@@ -74,8 +86,21 @@ class Lines {
   }
   uint64_t key(int64_t at) const { return result_.keys[static_cast<size_t>(at)]; }
 
+  /// Of a value's bytes from `at` on.
+  bool zero_byte(size_t at) const {
+    const auto mask = static_cast<std::byte>(mask_ >> 8 * (at % sizeof(uint64_t)));
+    return (bytes_[at] & mask) == std::byte{0};
+  }
+
   void look_for_zeros() {
-    const auto zero = [&](int64_t at) { return key(at) == 0 && is_zero(line(at)); };
+    const auto zero = [&](int64_t at) {
+      if (key(at) != 0) return false;
+      const size_t begin = static_cast<size_t>(at) * result_.line_bytes;
+      for (size_t i = begin; i < begin + result_.line_bytes; ++i) {
+        if (!zero_byte(i)) return false;
+      }
+      return true;
+    };
     int64_t head = 0, tail = 0;
     while (head < result_.lines && zero(head)) ++head;
     while (tail < result_.lines - head && zero(result_.lines - 1 - tail)) ++tail;
@@ -119,10 +144,10 @@ class Lines {
     size_t zeros = result_.line_bytes;
     int64_t looked = 0;
     for (int64_t i = 0; i < std::min(most, result_.lines) && zeros > 0; ++i) {
-      const auto bytes = line(i * result_.lines / std::min(most, result_.lines));
+      const auto end = static_cast<size_t>(i * result_.lines / std::min(most, result_.lines) + 1) * result_.line_bytes;
       size_t own = 0;
-      while (own < bytes.size() && bytes[bytes.size() - 1 - own] == std::byte{0}) ++own;
-      if (own == bytes.size()) continue;
+      while (own < result_.line_bytes && zero_byte(end - 1 - own)) ++own;
+      if (own == result_.line_bytes) continue;
       ++looked, zeros = std::min(zeros, own);
     }
     result_.zero_columns = looked >= fewest ? zeros : 0;
@@ -134,10 +159,10 @@ class Lines {
     constexpr size_t usual = 16;
     size_t begin = 0, end = 0;
     for (size_t at = 0; at + sizeof(uint64_t) <= bytes_.size(); at += step) {
-      if (at < end || word_of(bytes_.data() + at) != 0) continue;
+      if (at < end || (word_of(bytes_.data() + at) & mask_) != 0) continue;
       size_t first = at, last = at + sizeof(uint64_t);
-      while (first > 0 && bytes_[first - 1] == std::byte{0}) --first;
-      while (last < bytes_.size() && bytes_[last] == std::byte{0}) ++last;
+      while (first > 0 && zero_byte(first - 1)) --first;
+      while (last < bytes_.size() && zero_byte(last)) ++last;
       if (last - first < usual) continue;
       if (end != 0 || last - first + 8 < sector) return;
       begin = first, end = last;
@@ -165,6 +190,7 @@ class Lines {
 
   std::span<const std::byte> bytes_;
   TensorLines& result_;
+  uint64_t mask_;
 };
 
 /// Half the distance between those that a sixth of all lie below and above.
@@ -224,9 +250,6 @@ void look_at_values(std::span<const std::byte> sample, DType dtype, TensorLines&
     std::ranges::reverse(std::span(swapped).subspan(at, width));
   widen_all(swapped, dtype, values);
   result.swapped = spread_of_logs(values);
-  if (width != 2) return;
-  widen_all(sample, dtype == DType::bf16 ? DType::f16 : DType::bf16, values);
-  result.other = spread_of_logs(values);
 }
 
 /// Of 64 lanes of values of 16 bits, a bit of the fraction or a low one of the exponent that one lane always or never has,

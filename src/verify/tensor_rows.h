@@ -28,9 +28,8 @@ struct TensorLines {
   double negative = 0.5;              ///< share of those values that are not zero; of floats and signed codes
   double at_end = 0;                  ///< share of those that are as large as the largest
   size_t kinds = 0;                   ///< different values, up to many_kinds; of floats
-  double spread = 0, swapped = 0,
-         other = 0;                     ///< of log2 of magnitudes: as stored, other order of bytes, other 16-bit type
-  int stuck_lane = -1, stuck_bit = -1;  ///< of 16 bits: a bit that one in 64 values always has, or never
+  double spread = 0, swapped = 0;  ///< of log2 of magnitudes: as stored, and with the bytes of each in the other order
+  int stuck_lane = -1, stuck_bit = -1;            ///< of 16 bits: a bit that one in 64 values always has, or never
   size_t addresses_begin = 0, addresses_end = 0;  ///< bytes that are a program's addresses
   size_t lost_begin = 0, lost_end = 0;            ///< bytes of the only stretch of zeros
 };

@@ -264,10 +264,6 @@ class RowsCheck {
       if (t.spread > wide && t.swapped > 0 && t.swapped < narrow && t.spread > times * t.swapped) {
         fault(t, concat("its values lie ", fixed(2 * t.spread, 0), " powers of two apart, with the bytes of each in ",
                         "the other order ", fixed(2 * t.swapped, 1), ": they were not turned"));
-      } else if (t.spread > wide && t.other > 0 && t.other < narrow && t.spread > times * t.other) {
-        const bool bf16 = t.info->dtype == DType::bf16;
-        fault(t, concat("its values lie ", fixed(2 * t.spread, 0), " powers of two apart, read as ",
-                        bf16 ? "F16 " : "BF16 ", fixed(2 * t.other, 1), ": its bytes are of that type"));
       }
       if (t.addresses_end > t.addresses_begin)
         fault(t, concat("holds addresses of a program from byte ", t.addresses_begin, " to ", t.addresses_end,
