@@ -180,6 +180,17 @@ void settings_of_fp8(const StoredContents& contents, ContentsFindings& findings)
   }
 }
 
+/// Codes whose config says nothing are read as weights, or not at all.
+void codes_without_settings(const StoredContents& contents, ContentsFindings& findings) {
+  if (contents.quantization().is_object()) return;
+  constexpr std::string_view planes[] = {".weight_packed", ".qweight", ".weight_scale", ".weight_scale_inv"};
+  for (const auto& [name, info] : contents.tensors().tensors()) {
+    const bool plane = std::ranges::any_of(planes, [&](std::string_view end) { return name.ends_with(end); });
+    if (!plane) continue;
+    return findings.fault("config.json", concat("has no quantization_config, but ", printable(name), " is there"));
+  }
+}
+
 // ---- groups of compressed-tensors ----
 
 /// How a scale of a matrix lies over it.
@@ -230,6 +241,7 @@ constexpr ContentsRule rules[] = {
     {"class and type are of one architecture", false, class_and_type},
     {"there are positions", false, positions},
     {"weight files are of a format that is read", false, format_of_files},
+    {"codes have settings", false, codes_without_settings},
     {"settings of FP8 are those of the codes", false, settings_of_fp8},
     {"settings of groups are those of the codes", false, settings_of_groups},
 };

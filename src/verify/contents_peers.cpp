@@ -182,8 +182,11 @@ void one_missing(const StoredContents& contents, ContentsFindings& findings) {
     }
   }
   for (const auto& [layer, names] : lacks) {
-    // The first and the last ones may be of a kind of their own.
-    if (names.size() == 1 && layer != *layers.begin() && layer != *layers.rbegin())
+    // Codes and scales are one. The first and the last layers may be of a kind of their own.
+    const auto of_one = [&](const std::string& name) {
+      return model::module_path(name) == model::module_path(names.front());
+    };
+    if (std::ranges::all_of(names, of_one) && layer != *layers.begin() && layer != *layers.rbegin())
       findings.fault(names.front(), "is missing: all other layers have it");
   }
 }

@@ -505,13 +505,13 @@ bool is_squared(const Measured& one) {
 }
 std::string squared_fault(const Measured& one, const std::vector<Measured>& all) {
   if (one.sparse || !is_squared(one)) return {};
-  size_t others = 0, squared = 0, sound = 0;
+  size_t others = 0, steep = 0, sound = 0;
   for (const Measured& other : all) {
     if (&other == &one || other.points < fewest_blocks) continue;
-    ++others, squared += is_squared(other), sound += other.slope.value < 1.4;
+    ++others, steep += other.slope.value > 1.4, sound += other.slope.value < 1.4;
   }
   constexpr size_t fewest = 6;
-  if (others < fewest || (10 * sound < 9 * others && 10 * squared < 9 * others)) return {};
+  if (others < fewest || (10 * sound < 9 * others && 10 * steep < 9 * others)) return {};
   return concat("has squares of scales: they follow from its codes by ", fixed(one.slope.value, 2),
                 ", where sound ones do by 1");
 }

@@ -139,16 +139,26 @@ class Lines {
     result_.halves_repeat = same >= std::max(fewest, std::min(most, result_.lines) / 2);
   }
 
+  /// At the end of the lines, where no other column is zero: channels that were taken out lie anywhere.
   void look_for_zero_columns() {
     constexpr int64_t most = 64, fewest = 16;
-    size_t zeros = result_.line_bytes;
+    const size_t width = result_.line_bytes;
+    std::vector<bool> used(width);
     int64_t looked = 0;
-    for (int64_t i = 0; i < std::min(most, result_.lines) && zeros > 0; ++i) {
-      const auto end = static_cast<size_t>(i * result_.lines / std::min(most, result_.lines) + 1) * result_.line_bytes;
-      size_t own = 0;
-      while (own < result_.line_bytes && zero_byte(end - 1 - own)) ++own;
-      if (own == result_.line_bytes) continue;
-      ++looked, zeros = std::min(zeros, own);
+    for (int64_t i = 0; i < std::min(most, result_.lines); ++i) {
+      const auto begin = static_cast<size_t>(i * result_.lines / std::min(most, result_.lines)) * width;
+      bool any = false;
+      for (size_t at = 0; at < width; ++at) {
+        if (!zero_byte(begin + at)) used[at] = true, any = true;
+      }
+      looked += any;
+    }
+    size_t zeros = 0;
+    while (zeros < width && !used[width - 1 - zeros]) ++zeros;
+    const auto value = static_cast<size_t>(std::max(1, dtype_bits(result_.info->dtype) / 8));
+    for (size_t at = 0; at + value <= width - zeros; at += value) {
+      const auto first = used.begin() + static_cast<std::ptrdiff_t>(at);
+      if (std::none_of(first, first + static_cast<std::ptrdiff_t>(value), [](bool byte) { return byte; })) return;
     }
     result_.zero_columns = looked >= fewest ? zeros : 0;
   }

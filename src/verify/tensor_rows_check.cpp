@@ -105,7 +105,7 @@ class RowsCheck {
 
   /// What was not written to its end. Channels that were taken out, or are to come, stand so in more than one layer.
   void zero_lines(const Role& role) {
-    const auto least = [](const TensorLines& t) { return std::max<int64_t>(4, t.lines / 256); };
+    const auto least = [](const TensorLines& t) { return std::max<int64_t>(8, t.lines / 256); };
     const auto missing = [](const TensorLines& t) { return std::max(t.head, t.tail); };
     few_of(
         role, [&](const TensorLines& t) { return missing(t) >= least(t) && t.head + t.tail < t.lines; },
@@ -115,8 +115,10 @@ class RowsCheck {
           return concat(lines_text(begin, begin + missing(t), t.lines),
                         " are zero, as in no other of its role: it was not written to its end");
         });
+    constexpr size_t fewest_bytes = 64;
     few_of(
-        role, [](const TensorLines& t) { return 16 * t.zero_columns >= t.line_bytes; },
+        role,
+        [](const TensorLines& t) { return t.zero_columns >= fewest_bytes && 16 * t.zero_columns >= t.line_bytes; },
         [](const TensorLines& t) { return t.zero_columns < sizeof(uint64_t); },
         [](const TensorLines& t) {
           return concat("the last ", t.zero_columns, " of ", t.line_bytes,
@@ -237,7 +239,7 @@ class RowsCheck {
     const bool whole = std::ranges::all_of(all_, is_whole);
     int64_t signs = 0, matrices = 0;
     for (const auto& t : all_) {
-      if (is_table(*t.info) || t.lines == 0 || t.kinds < many_kinds) continue;
+      if (is_table(*t.info) || !holds_weights(*t.info) || t.lines == 0 || t.kinds < many_kinds) continue;
       ++matrices, signs += t.negative > 0.1 && t.negative < 0.9;
     }
     for (const auto& t : all_) {

@@ -64,6 +64,25 @@ TEST_F(ContentsConfig, RolesAreDifferent) {
   EXPECT_THAT(said(made), HasSubstr("post_attention_layernorm.weight holds the bytes of"));
 }
 
+TEST_F(ContentsConfig, CodesHaveSettings) {
+  auto made = test::made_mixture(Storage::fp8_blocks);
+  made.config.erase("quantization_config");
+  EXPECT_THAT(said(made), HasSubstr("has no quantization_config, but "));
+}
+
+TEST_F(ContentsConfig, StatesOfAnOptimizer) {
+  auto made = test::made_mixture(Storage::bf16);
+  test::MadeWriter(made, Storage::bf16).dense("optimizer.state.model.norm.weight.exp_avg", {128});
+  EXPECT_THAT(said(made), HasSubstr("is a state of an optimizer"));
+}
+
+TEST_F(ContentsConfig, APrefixTwice) {
+  MadeCheckpoint doubled{test::made_mixture(Storage::bf16).config, {}};
+  for (const auto& [name, tensor] : test::made_mixture(Storage::bf16).tensors)
+    doubled.tensors.emplace(name.starts_with("model.") ? concat("model.", name) : name, tensor);
+  EXPECT_THAT(said(doubled), HasSubstr("\"model.\" was put before names twice"));
+}
+
 TEST_F(ContentsConfig, AdaptersOfOtherKinds) {
   auto made = test::made_mixture(Storage::bf16);
   test::MadeWriter(made, Storage::bf16)
