@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "chat_options.h"
+#include "checkpoint/digests.h"
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -106,10 +107,21 @@ class ImportedFolder {
   ImportedFolder(const ImportedFolder&) = delete;
   ImportedFolder& operator=(const ImportedFolder&) = delete;
 
-  /// Every value of a GGUF file, exactly; its tokenizer only where a text has to be read.
-  std::filesystem::path import(const std::filesystem::path& file, bool tokenizer) const {
+  /// Every value of a GGUF file, exactly, and its tokenizer; where that cannot be had and no text has to be read, a note
+  /// says why.
+  std::filesystem::path import(const std::filesystem::path& file, bool reads_text, std::string& note) const {
     const std::filesystem::path folder = std::filesystem::path(path_) / file.filename();
-    pipeline::import_gguf({.input = file, .output = folder, .to = "hf-f32", .tokenizer = tokenizer, .write = {}});
+    pipeline::GgufImportRequest request{.input = file, .output = folder, .to = "hf-f32", .write = {}};
+    try {
+      pipeline::import_gguf(request);
+    } catch (const Error& error) {
+      if (reads_text || error.code() != ErrorCode::unsupported) throw;
+      request.tokenizer = false;
+      pipeline::import_gguf(request);
+      note = concat("its tokenizer is not looked at: ", error.summary());
+    }
+    // They are those of what was written just now, not of the file.
+    std::filesystem::remove(folder / checkpoint::digests_file);
     return folder;
   }
 
@@ -156,15 +168,18 @@ int run(const VerifyOptions& options) {
   verify::CheckOptions checks = checks_of(options);
   verify::open_gpu(checks);
   std::optional<ImportedFolder> imported;
+  std::string of_tokenizer;
   if (names_gguf(checks.model.native()) && !verify::reads_headers_alone(checks)) {
     checks.given = checks.model;
-    checks.model = imported.emplace().import(checks.model, !checks.text.empty() || !checks.chat.empty());
+    const bool reads_text = !checks.text.empty() || !checks.chat.empty();
+    checks.model = imported.emplace().import(checks.model, reads_text, of_tokenizer);
   }
   verify::CheckContext context(std::move(checks));
   verify::Findings findings = verify::climb(context);
-  if (!idle.empty()) {
-    findings.text = concat("note: ", idle, "\n", findings.text);  // the verdict stands last
-    findings.json["notes"].push_back(idle);
+  for (const std::string& note : {idle, of_tokenizer}) {
+    if (note.empty()) continue;
+    findings.text = concat("note: ", note, "\n", findings.text);  // the verdict stands last
+    findings.json["notes"].push_back(note);
   }
   if (imported) findings.json.erase("sizes");  // of what the file was made into
   findings.json["provenance"] = provenance_of(options.checks);

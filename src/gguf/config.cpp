@@ -57,6 +57,14 @@ const ArchitectureRow& find_architecture(const GgufKeys& keys, int64_t window) {
   return **found;
 }
 
+/// llama.cpp reads no file without it.
+double stated_eps(const GgufKeys& keys) {
+  constexpr std::string_view key = "%.attention.layer_norm_rms_epsilon";
+  const auto stated = keys.number(key);
+  if (!stated) throw keys.error(ErrorCode::bad_file, key, "is missing: what norms add to a mean square");
+  return *stated;
+}
+
 void refuse_foreign(const GgufKeys& keys, const GgufFamily* family) {
   for (const auto key : foreign_numbers) {
     if (family != nullptr && std::ranges::find(family->keys, key) != family->keys.end()) continue;
@@ -199,7 +207,7 @@ io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType 
       {"head_dim", head_dim},
       {"hidden_act", "silu"},
       {"max_position_embeddings", keys.size("%.context_length")},
-      {"rms_norm_eps", keys.number("%.attention.layer_norm_rms_epsilon").value_or(1e-6)},
+      {"rms_norm_eps", stated_eps(keys)},
       {"rope_theta", theta},
       {"rope_scaling", own_rope ? io::Json(nullptr) : scaling()},
       {"tie_word_embeddings", tied}};

@@ -210,6 +210,14 @@ void choose_packed(Source& source, DType common) {
   }
 }
 
+/// A file of several holds a part of the tensors alone.
+void refuse_parts(const gguf::GgufKeys& keys) {
+  const int64_t parts = keys.integer("split.count").value_or(1);
+  if (parts <= 1) return;
+  throw keys.error(ErrorCode::unsupported, "split.count", concat("is ", parts, ": this file is one of several"))
+      .hint("join them with llama-gguf-split --merge");
+}
+
 Source open_source(const GgufImportRequest& request) {
   const auto known = gguf_import_targets();
   if (std::ranges::find(known, request.to) == known.end()) {
@@ -224,6 +232,7 @@ Source open_source(const GgufImportRequest& request) {
                 .quantization = {}};
   const auto& file = source.file;
   const gguf::GgufKeys keys(file.header().metadata, request.input.native());
+  refuse_parts(keys);
   const DType common = common_dtype(file, request.to);
   source.config = gguf::config_from_gguf(file, keys, common);
   source.parsed = model::parse_config(source.config, request.input.native());
@@ -233,6 +242,11 @@ Source open_source(const GgufImportRequest& request) {
     source.tensors.push_back(find_tensor(file, source.parsed, parameter, common));
   }
   refuse_unknown(file, source.tensors);
+  if (const auto* tokens = keys.texts("tokenizer.ggml.tokens");
+      tokens != nullptr && request.tokenizer && std::ssize(*tokens) != source.parsed.vocab_size) {
+    throw keys.error(ErrorCode::bad_file, "tokenizer.ggml.tokens",
+                     concat("has ", tokens->size(), " tokens, token_embd.weight ", source.parsed.vocab_size, " rows"));
+  }
   gather_parts(source.tensors, &ImportedTensor::source);  // each is read once
   if (request.to == packed_target) choose_packed(source, common);
   return source;

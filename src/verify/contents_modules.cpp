@@ -119,7 +119,8 @@ std::string first_wrapper(std::string_view name) {
 
 void names_of_wrappers(const StoredContents& contents, ContentsFindings& findings) {
   if (contents.is_known()) return;
-  size_t doubled = 0, all = 0;
+  size_t doubled = 0, once = 0, all = 0;
+  std::string beside;
   for (const auto& [name, info] : contents.tensors().tensors()) {
     const std::string wrapper = first_wrapper(name);
     if (!wrapper.empty()) {
@@ -127,7 +128,17 @@ void names_of_wrappers(const StoredContents& contents, ContentsFindings& finding
                             concat("has \"", wrapper, ".\" in its name, as programs that train leave it: those that ",
                                    "load look for the name without it"));
     }
-    ++all, doubled += name.starts_with("model.model.");
+    if (name.starts_with("optimizer.") || name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq"))
+      return findings.fault(name, "is a state of an optimizer, as programs that train leave it");
+    const bool twice = name.starts_with("model.model.");
+    ++all, doubled += twice, once += !twice && name.starts_with("model.");
+    if (name == "lm_head.weight" || name.starts_with("mtp.")) beside = name;
+  }
+  // A class of its own would have all in its model.
+  if (2 * doubled > all && once == 0 && !beside.empty()) {
+    return findings.fault("\"model.model.\"",
+                          concat("begins the names of ", doubled, " tensors, but ", printable(beside),
+                                 " stands beside them: \"model.\" was put before names twice"));
   }
   // A class of its own may have been saved so.
   if (2 * doubled > all)

@@ -83,6 +83,55 @@ std::vector<Copy> copies_of(const StoredContents& contents) {
   return copies;
 }
 
+/// The part of its layer: "self_attn", "mlp".
+std::string part_of(const std::string& name) {
+  const std::string role = role_of(name);
+  const size_t layers = role.find("layers.");
+  const std::string rest = layers == std::string::npos ? role : role.substr(layers + 7);
+  return rest.substr(0, rest.find('.'));
+}
+
+/// All linears of one part of one layer, and nothing else of it, hold another layer's: whoever repeats layers repeats them
+/// whole.
+bool is_part_alone(const StoredContents& contents, const std::vector<Copy>& copies) {
+  std::set<std::pair<int64_t, int64_t>> pairs;
+  std::set<std::string> parts, copied;
+  for (const auto& copy : copies) {
+    pairs.emplace(copy.first, copy.layer), parts.insert(part_of(copy.name)), copied.insert(copy.name);
+  }
+  if (pairs.size() != 1 || parts.size() != 1) return false;
+  size_t others = 0;
+  for (const auto& [name, info] : contents.tensors().tensors()) {
+    const bool own = model::layer_numbers(name).layer == pairs.begin()->second && info.shape.size() > 1;
+    others += own && !copied.contains(name) && part_of(name) != *parts.begin();
+  }
+  return others > 0;
+}
+
+/// Two norms, or two matrices of one layer, of different roles hold the same values: one was stored as the other.
+void roles_twice(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr size_t looked_at = 4096, most = 3;
+  std::map<std::string, std::string> seen;
+  std::vector<std::pair<std::string, std::string>> found;
+  for (const auto& [name, info] : contents.tensors().tensors()) {
+    const model::LayerNumbers place = model::layer_numbers(name);
+    if (place.expert >= 0 || !is_compared(name, info) || name.find("vis") != std::string::npos) continue;
+    const bool norm = info.shape.size() == 1 && name.ends_with("norm.weight");
+    if (!norm && (place.layer < 0 || info.shape.size() != 2)) continue;
+    const auto loaded = contents.tensors().load(name);
+    const auto bytes = loaded->bytes.first(std::min(looked_at, loaded->bytes.size()));
+    if (!says_something(bytes)) continue;
+    const std::string where = norm ? std::string("norm") : std::to_string(place.layer);
+    const auto [other, added] =
+        seen.try_emplace(concat(where, shape_text(info.shape), io::digest_of(bytes).text()), name);
+    if (added || role_of(other->second) == role_of(name)) continue;
+    if (std::ranges::equal(contents.tensors().load(other->second)->bytes, loaded->bytes))
+      found.emplace_back(name, other->second);
+  }
+  if (found.size() > most) return;  // keys that are values, as some models have them
+  for (const auto& [name, other] : found) findings.fault(name, concat("holds the bytes of ", printable(other)));
+}
+
 /// Models are made longer by repeating layers: then most of a layer is another's.
 void layers_twice(const StoredContents& contents, ContentsFindings& findings) {
   const auto copies = copies_of(contents);
@@ -94,9 +143,10 @@ void layers_twice(const StoredContents& contents, ContentsFindings& findings) {
     held[place.layer] += place.layer >= 0 && place.expert < 0 && is_compared(name, info);
   }
   constexpr size_t most = 3;  // more are how a model was made
-  if (copies.size() > most) return;
+  const bool part = is_part_alone(contents, copies);
+  if (copies.size() > most && !part) return;
   for (const auto& copy : copies) {
-    if (2 * between[{copy.first, copy.layer}] > held[copy.layer]) continue;
+    if (!part && 2 * between[{copy.first, copy.layer}] > held[copy.layer]) continue;
     findings.fault(copy.name, concat("holds the bytes of ", printable(copy.of)));
   }
 }
@@ -132,8 +182,11 @@ void one_missing(const StoredContents& contents, ContentsFindings& findings) {
     }
   }
   for (const auto& [layer, names] : lacks) {
-    // The first and the last ones may be of a kind of their own.
-    if (names.size() == 1 && layer != *layers.begin() && layer != *layers.rbegin())
+    // Codes and scales are one. The first and the last layers may be of a kind of their own.
+    const auto of_one = [&](const std::string& name) {
+      return model::module_path(name) == model::module_path(names.front());
+    };
+    if (std::ranges::all_of(names, of_one) && layer != *layers.begin() && layer != *layers.rbegin())
       findings.fault(names.front(), "is missing: all other layers have it");
   }
 }
@@ -339,8 +392,19 @@ void scales_of_inputs(const StoredContents& contents, ContentsFindings& findings
 
 void adapters(const StoredContents& contents, ContentsFindings& findings) {
   const auto& tensors = contents.tensors().tensors();
-  const auto first =
-      std::ranges::find_if(tensors, [](const auto& entry) { return entry.first.find(".lora_A") != std::string::npos; });
+  constexpr std::string_view parts[] = {".lora_A",
+                                        ".lora_magnitude_vector",
+                                        ".lora_embedding_A",
+                                        ".base_layer.",
+                                        ".modules_to_save.",
+                                        ".hada_w1_a",
+                                        ".lokr_w1",
+                                        ".ia3_l",
+                                        ".oft_r",
+                                        ".vera_lambda_b"};
+  const auto first = std::ranges::find_if(tensors, [&](const auto& entry) {
+    return std::ranges::any_of(parts, [&](auto part) { return entry.first.find(part) != std::string::npos; });
+  });
   // Of models whose adapters are a part of them (Phi-4-multimodal) config.json says so.
   const bool stated = std::ranges::any_of(contents.config().items(), [](const auto& entry) {
     return entry.key().find("lora") != std::string::npos && entry.value().is_object();
@@ -381,6 +445,7 @@ void tokens_in_range(const StoredContents& contents, ContentsFindings& findings)
 
 constexpr ContentsRule rules[] = {
     {"no tensor of a layer stands twice", false, layers_twice},
+    {"no role holds another's tensor", false, roles_twice},
     {"no layer lacks one tensor that all others have", false, one_missing},
     {"matrices in 16 bit have the size of their role", false, sizes_of_plain},
     {"codes have signs and reach the end of their range", true, codes_of_floats},

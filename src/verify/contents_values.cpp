@@ -497,6 +497,25 @@ std::string slope_fault(const Measured& one, bool powers_of_two) {
       ", where sound ones do by 1");
 }
 
+/// Scales that were applied to themselves follow from codes twice over.
+bool is_squared(const Measured& one) {
+  constexpr double sound = 1.6, beyond_squares = 2.6, least_spread = 0.1;
+  return one.points >= fewest_blocks && one.spread > least_spread && one.slope.value < beyond_squares &&
+         one.slope.value - 5 * one.slope.error > sound;
+}
+std::string squared_fault(const Measured& one, const std::vector<Measured>& all) {
+  if (one.sparse || !is_squared(one)) return {};
+  size_t others = 0, steep = 0, sound = 0;
+  for (const Measured& other : all) {
+    if (&other == &one || other.points < fewest_blocks) continue;
+    ++others, steep += other.slope.value > 1.4, sound += other.slope.value < 1.4;
+  }
+  constexpr size_t fewest = 6;
+  if (others < fewest || (10 * sound < 9 * others && 10 * steep < 9 * others)) return {};
+  return concat("has squares of scales: they follow from its codes by ", fixed(one.slope.value, 2),
+                ", where sound ones do by 1");
+}
+
 /// One whose blocks do not go together, where those of all others do.
 std::string grid_fault(const Measured& one, const std::vector<Measured>& all) {
   // Where a few columns are far louder than all others, sums of squares are those of a few weights, and leave 6 %.
@@ -619,8 +638,11 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
     const std::string size = size_fault(one, median);
     if (!size.empty()) findings.fault(linear.path, size);
     const std::string slope = slope_fault(one, linear.kind == Kind::mxfp4), grid = grid_fault(one, measured);
+    const std::string squared = squared_fault(one, measured);
     if (law && !slope.empty()) {
       findings.fault(linear.path, slope);
+    } else if (law && !squared.empty()) {
+      findings.fault(linear.path, squared);
     } else if (!grid.empty() && one.loud < 0) {
       findings.fault(linear.path, grid);
     }

@@ -10,6 +10,7 @@ CheckRow serving_check();
 CheckRow digests_check();
 CheckRow contents_check();
 CheckRow zero_pages_check();
+CheckRow rows_check();
 CheckRow conventions_check();
 CheckRow structure_check();
 CheckRow tokenizer_check();
@@ -25,9 +26,9 @@ CheckRow kv_compare_check();
 CheckRow speed_check();
 
 inline constexpr CheckRow (*rungs[])() = {
-    serving_check,   digests_check,    contents_check, zero_pages_check, conventions_check, structure_check,
-    tokenizer_check, codes_check,      finite_check,   decoder_check,    statistics_check,  weights_check,
-    reference_check, perplexity_check, kernels_check,  kv_compare_check, speed_check,
+    serving_check,   digests_check,   contents_check,   zero_pages_check, rows_check,       conventions_check,
+    structure_check, tokenizer_check, codes_check,      finite_check,     decoder_check,    statistics_check,
+    weights_check,   reference_check, perplexity_check, kernels_check,    kv_compare_check, speed_check,
 };
 
 }  // namespace w4q::verify

@@ -724,10 +724,11 @@ class BlockJudge {
           concat("scales of zero in ", figures.empty, " of ", figures.blocks, " blocks whose codes differ"));
     }
     for (const auto rule :
-         {&BlockJudge::size_fault, &BlockJudge::offset_fault, &BlockJudge::constant_fault, &BlockJudge::lone_fault,
-          &BlockJudge::table_fault, &BlockJudge::histogram_fault, &BlockJudge::step_fault, &BlockJudge::loud_fault,
-          &BlockJudge::quiet_fault, &BlockJudge::sign_fault, &BlockJudge::label_fault, &BlockJudge::order_fault,
-          &BlockJudge::match_fault, &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
+         {&BlockJudge::size_fault, &BlockJudge::even_fault, &BlockJudge::squared_fault, &BlockJudge::offset_fault,
+          &BlockJudge::constant_fault, &BlockJudge::lone_fault, &BlockJudge::table_fault, &BlockJudge::histogram_fault,
+          &BlockJudge::step_fault, &BlockJudge::loud_fault, &BlockJudge::quiet_fault, &BlockJudge::sign_fault,
+          &BlockJudge::label_fault, &BlockJudge::order_fault, &BlockJudge::match_fault, &BlockJudge::norm_fault,
+          &BlockJudge::zero_fault}) {
       if (auto fault = (this->*rule)(subject); !fault.empty()) return faults.push_back(std::move(fault)), faults;
     }
     return faults;
@@ -1073,6 +1074,36 @@ class BlockJudge {
     if (!others_are(subject, [](const auto& other) { return other.match.value > sound_match; })) return {};
     return concat("scales do not belong to the codes of their blocks: they follow from them by ", fixed(slope, 2),
                   ", give or take ", fixed(error, 3), ", in the other weights by more than ", sound_match);
+  }
+
+  /// One number for all groups of one weight, where those of all others differ.
+  std::string even_fault(const BlockSubject& subject) const {
+    constexpr double next_to_nothing = 1e-6;
+    constexpr int codes = 4;
+    const BlockFigures& figures = subject.figures;
+    const bool even = figures.scale_spread < next_to_nothing && figures.blocks >= many_blocks;
+    if (!subject.scheme.starts_with("int") || !even || codes_in_use(figures) <= codes) return {};
+    if (!all_others_are(subject, [](const auto& other) { return other.scale_spread > 2 * least_scale_spread; }))
+      return {};
+    return concat("all scales of its ", figures.blocks, " groups are one number, and in no other weight");
+  }
+
+  /// Scales that were applied to themselves follow from codes twice over.
+  static bool is_squared(const BlockFigures& figures) {
+    constexpr double sound = 1.6, beyond_squares = 2.6;
+    const auto [slope, error] = figures.match;
+    return error > 0 && figures.scale_spread > 2 * least_scale_spread && slope < beyond_squares &&
+           slope - beyond_chance * error > sound;
+  }
+  std::string squared_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    if (!subject.scheme.starts_with("int") || !is_squared(figures)) return {};
+    if (!others_are(subject, [](const auto& other) { return other.match.value < 1.4; }) &&
+        !others_are(subject, [](const auto& other) { return other.match.value > 1.4; })) {
+      return {};
+    }
+    return concat("scales follow from the codes of their blocks by ", fixed(figures.match.value, 2), ", give or take ",
+                  fixed(figures.match.error, 3), ", where sound ones do by 1: they are squares of scales");
   }
 
   std::string norm_fault(const BlockSubject& subject) const {

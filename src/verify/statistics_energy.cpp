@@ -264,6 +264,14 @@ class EnergyCheck {
       consider(agreement(turning_pairs(a.rows, heads, other), turning_pairs(b.rows, heads, other)), std::string(what),
                {});
     }
+    // One of the two was sorted, the other was not.
+    for (const Turns other : {Turns::halves, Turns::neighbours}) {
+      if (other == turns() || !may_turn_otherwise(pair)) continue;
+      consider(agreement(turning_pairs(a.rows, heads, other), pair.b),
+               "with the rows of its heads sorted, of one alone", pair.relation.a);
+      consider(agreement(pair.a, turning_pairs(b.rows, heads, other)),
+               "with the rows of its heads sorted, of one alone", pair.relation.b);
+    }
     const auto turned = [&](const Energies& energies, const std::string& linear, bool first) {
       if (energies.n != energies.k || energies.cols.size() != energies.rows.size()) return;
       auto pairs = turning_pairs(energies.cols, heads, turns());

@@ -187,30 +187,6 @@ void add_lone_types(const io::Checkpoint& tensors, std::vector<std::string>& war
                             half ? "BF16" : "F16", ": its bytes may be of that type, too"));
 }
 
-/// The same of scales, of linears that are packed alike but for that type.
-void add_lone_scale_types(const checkpoint::Folder& folder, std::vector<std::string>& warnings) {
-  std::map<std::string, std::map<DType, std::vector<std::string>>> alike;
-  for (const auto& [name, info] : folder.quantization.linears) {
-    formats::Scheme scheme = info.passes.front().scheme;
-    scheme.scale = formats::ScaleType::f16;
-    for (const auto& plane : checkpoint::planned_planes(info)) {
-      const std::string_view suffix = std::string_view(plane.name).substr(name.size());
-      const bool half = plane.dtype == DType::f16 || plane.dtype == DType::bf16;
-      if (!half || suffix.find("scale") == std::string_view::npos) continue;
-      alike[concat(suffix, " ", formats::to_string(scheme))][plane.dtype].push_back(plane.name);
-    }
-  }
-  for (auto& [what, types] : alike) {
-    for (const DType lone : {DType::f16, DType::bf16}) {
-      const DType usual = lone == DType::f16 ? DType::bf16 : DType::f16;
-      if (types[lone].size() != 1 || types[usual].size() + 1 < least_norms_of_type) continue;
-      warnings.push_back(concat(printable(types[lone].front()), ": is ", dtype_name(lone), ", the scales of all other ",
-                                types[usual].size(), " linears like it are ", dtype_name(usual),
-                                ": its bytes may be of that type, too"));
-    }
-  }
-}
-
 /// A norm, times what reads it, is far from the others of its name by this factor, and near them by that.
 constexpr double far_size = 32, near_size = 4;
 
@@ -301,6 +277,11 @@ bool is_lost(const std::vector<Vector>& norms, const Vector& norm) {
   return peers >= fewest && norm.bare_spread < clearly_less * least && norm.bare_spread > as_little * least_bare;
 }
 
+/// Norms of queries and keys are of one kind and the others of another.
+bool is_of_heads(const Vector& norm) {
+  return norm.name.ends_with("q_norm.weight") || norm.name.ends_with("k_norm.weight");
+}
+
 /// Norms of 1 + w under the name of an architecture whose norms are w.
 void add_offset_norms(const model::OpenedModel& model, const std::vector<Vector>& norms,
                       const std::set<std::string, std::less<>>& plain, std::vector<std::string>& faults) {
@@ -309,13 +290,32 @@ void add_offset_norms(const model::OpenedModel& model, const std::vector<Vector>
   if (model.config.architecture == nullptr) return;
   int64_t count = 0, negative = 0;
   for (const Vector& norm : norms) {
-    if (!plain.contains(norm.name)) continue;
+    if (!plain.contains(norm.name) || is_of_heads(norm)) continue;
     ++count, negative += norm.negative > many_negative;
   }
   if (count < fewest || 2 * negative <= count) return;
   faults.push_back(concat("norms: ", negative, " of ", count,
                           " have negative factors in a fifth of their channels and ",
                           "more: ", printable(model.config.architecture_name), " multiplies by w, these are of 1 + w"));
+}
+
+/// Values of F16 under the name of BF16: exponents of 5 bits and the upper bits of fractions are read as exponents of 8, so
+/// that what differs by a factor of two differs by one of 2^8.
+void add_half_norms(const std::vector<Vector>& norms, const std::set<std::string, std::less<>>& plain,
+                    std::vector<std::string>& faults) {
+  constexpr int64_t fewest = 5;
+  constexpr double small = 0x1p-10, least = 0x1p-7, most = 0x1p4;
+  int64_t count = 0, next_to_none = 0;
+  for (const Vector& norm : norms) {
+    if (!plain.contains(norm.name) || is_of_heads(norm) || norm.dtype != DType::bf16 || norm.ones == 1 ||
+        norm.zeros == 1)
+      continue;
+    if (!(norm.other_median > least) || !(norm.other_median < most)) return;
+    ++count, next_to_none += norm.median < small;
+  }
+  if (count < fewest || 2 * next_to_none <= count) return;
+  faults.push_back(concat("norms: half of the values of ", next_to_none, " of ", count, " are below ", small,
+                          " in size, read as F16 those of all are from ", least, " to ", most, ": F16 labelled BF16"));
 }
 
 }  // namespace
@@ -387,6 +387,11 @@ NormReport check_norms(const model::OpenedModel& model, const ReaderColumns& rea
       const std::string what = "is negative in nearly all channels, as no other norm is";
       plain.contains(norm.name) ? add(norm, what) : warn(norm, what);
     }
+    constexpr double as_weights = 0.35, as_weights_too = 0.65;
+    if (plain.contains(norm.name) && norm.negative > as_weights && norm.negative < as_weights_too) {
+      add(norm, concat("is negative in ", fixed(100 * norm.negative, 0),
+                       " % of its channels, as weights are and no norm is: it holds something else"));
+    }
     const bool one_negative = norm.negative * static_cast<double>(norm.channels) == 1 && norm.least < turned_sign;
     const auto positive = [&](const Vector& other) { return &other == &norm || other.negative == 0; };
     if (one_negative && norms.size() >= 5 && std::ranges::all_of(norms, positive)) {
@@ -432,9 +437,9 @@ NormReport check_norms(const model::OpenedModel& model, const ReaderColumns& rea
   }
   add_other_bytes(norms, plain, report.warnings);
   add_offset_norms(model, norms, plain, faults);
+  add_half_norms(norms, plain, faults);
   add_unsteady(model, norms, report.warnings);
   add_lone_types(model.folder.tensors, report.warnings);
-  add_lone_scale_types(model.folder, report.warnings);
   for (const auto* list : {&norms, &tables}) {
     for (const Vector& vector : *list) {
       const bool named = std::ranges::any_of(report.warnings, [&](const std::string& warning) {

@@ -7,6 +7,16 @@ namespace w4q::verify {
 namespace {
 
 constexpr size_t eight_order[8] = {0, 2, 4, 6, 1, 3, 5, 7}, eight_inverse[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+/// Heads of every second rank, or of two ranks in turn: of a whole number of pairs of blocks of `width`.
+constexpr size_t apart(size_t i, size_t size, size_t width) {
+  const size_t block = i / width, half = size / width / 2;
+  return (block < half ? 2 * block : 2 * (block - half) + 1) * width + i % width;
+}
+constexpr size_t in_turn(size_t i, size_t size, size_t width) {
+  const size_t block = i / width, half = size / width / 2;
+  return (block % 2 == 0 ? block / 2 : half + block / 2) * width + i % width;
+}
+
 constexpr ChannelOrder all_orders[] = {
     {"in reverse order", 1, [](size_t i, size_t size) { return size - 1 - i; }},
     {"with its halves exchanged", 2, [](size_t i, size_t size) { return (i + size / 2) % size; }},
@@ -20,10 +30,16 @@ constexpr ChannelOrder all_orders[] = {
     {"with each 32 in reverse order", 32, [](size_t i, size_t) { return i ^ 31; }},
     {"one place on", 1, [](size_t i, size_t size) { return (i + 1) % size; }},
     {"one place back", 1, [](size_t i, size_t size) { return (i + size - 1) % size; }},
+    {"8 places on", 16, [](size_t i, size_t size) { return (i + 8) % size; }},
+    {"8 places back", 16, [](size_t i, size_t size) { return (i + size - 8) % size; }},
     {"32 places on", 64, [](size_t i, size_t size) { return (i + 32) % size; }},
     {"32 places back", 64, [](size_t i, size_t size) { return (i + size - 32) % size; }},
     {"with even and odd places apart", 2,
      [](size_t i, size_t size) { return i < size / 2 ? 2 * i : 2 * (i - size / 2) + 1; }},
+    {"with even and odd 64s apart", 128, [](size_t i, size_t size) { return apart(i, size, 64); }},
+    {"with the 64s of its halves in turn", 128, [](size_t i, size_t size) { return in_turn(i, size, 64); }},
+    {"with even and odd 128s apart", 256, [](size_t i, size_t size) { return apart(i, size, 128); }},
+    {"with the 128s of its halves in turn", 256, [](size_t i, size_t size) { return in_turn(i, size, 128); }},
     {"with its halves in turn", 2, [](size_t i, size_t size) { return i % 2 == 0 ? i / 2 : size / 2 + i / 2; }},
 };
 

@@ -47,6 +47,9 @@ struct StoredMixture {
   }
 };
 
+/// Whether a row of gates and ups in one matrix [n, k] is of ups.
+constexpr bool is_of_ups(int64_t row, int64_t n, bool in_turn) { return in_turn ? row % 2 == 1 : row >= n / 2; }
+
 /// Of gates and ups in one matrix the rows of ups among those that were decoded, and the columns behind them; of ups alone
 /// all.
 ExpertSeries series_of(const Energies& writer, const Energies& reader, bool both, bool in_turn) {
@@ -54,7 +57,7 @@ ExpertSeries series_of(const Energies& writer, const Energies& reader, bool both
   const int64_t half = writer.n / 2;
   for (size_t i = 0; i < writer.rows.size(); ++i) {
     const int64_t row = writer.rows_taken[i];
-    if (both && (in_turn ? row % 2 == 0 : row < half)) continue;
+    if (both && !is_of_ups(row, writer.n, in_turn)) continue;
     series.ups.push_back(writer.rows[i]);
     series.columns.push_back(reader.cols[static_cast<size_t>(!both ? row : in_turn ? row / 2 : row - half)]);
   }
@@ -208,11 +211,10 @@ Series energies_read_as(const std::vector<float>& values, const std::array<size_
 }
 
 /// Of the rows of gates and ups, those of ups.
-Series ups_among(const Series& rows, size_t n, bool in_turn) {
+Series ups_among(const Series& rows, int64_t n, bool in_turn) {
   Series ups;
   for (size_t at = 0; at < rows.size(); ++at) {
-    const size_t row = at % n;
-    if (in_turn ? row % 2 == 1 : row >= n / 2) ups.push_back(rows[at]);
+    if (is_of_ups(static_cast<int64_t>(at) % n, n, in_turn)) ups.push_back(rows[at]);
   }
   return ups;
 }
@@ -230,7 +232,7 @@ class StackBytes {
     const auto experts = taken(up->experts);
     const auto ups = values_of(*up), downs = values_of(*down);
     const auto rows = [&](const Axes& axes) {
-      return ups_among(energies_read_as(ups, sizes_of(*up), axes, 1, experts), static_cast<size_t>(up->n), in_turn_);
+      return ups_among(energies_read_as(ups, sizes_of(*up), axes, 1, experts), up->n, in_turn_);
     };
     const auto columns = [&](const Axes& axes) { return energies_read_as(downs, sizes_of(*down), axes, 2, experts); };
     const Series as_rows = rows(axes_of(*up)), as_columns = columns(axes_of(*down));

@@ -174,13 +174,37 @@ class StructureCheck {
     const bool same = requantized_   ? computes_as_base()
                       : written_anew ? computes_just_as_base()
                                      : nlohmann::json(ours) == nlohmann::json(theirs);
-    if (!same) fault("config.json", "differs from the base's beyond the quantization");
+    if (!same)
+      fault("config.json", concat("differs from the base's beyond the quantization", first_other_key(ours, theirs)));
     for (const auto& [name, info] : base_->tensors.tensors()) {
       if (folder_.quantization.find(model::module_path(name)) != nullptr || taken_apart(name)) continue;
       check_interrupt();
       expected_.insert(name);
       check_kept(name, info);
     }
+  }
+
+  /// ": rope_theta is 1e4, in the base 5e5"; of nested objects the path.
+  static std::string first_other_key(const io::Json& ours, const io::Json& theirs, const std::string& path = {}) {
+    // What changes results, before what programs write at will.
+    std::vector<std::string> keys = {"rope_theta",     "rms_norm_eps", "num_attention_heads", "num_key_value_heads",
+                                     "head_dim",       "hidden_act",   "rope_scaling",        "rope_parameters",
+                                     "sliding_window", "text_config"};
+    for (const auto* config : {&ours, &theirs}) {
+      for (const auto& [key, value] : config->items()) keys.push_back(key);
+    }
+    for (const auto& key : keys) {
+      const auto a = ours.find(key), b = theirs.find(key);
+      const bool both = a != ours.end() && b != theirs.end();
+      if (a == ours.end() && b == theirs.end()) continue;
+      if (both && nlohmann::json(*a) == nlohmann::json(*b)) continue;
+      if (both && a->is_object() && b->is_object()) return first_other_key(*a, *b, concat(path, key, "."));
+      const auto said = [](const auto& at, const auto& end) {
+        return at == end ? std::string("not there") : printable(at->dump());
+      };
+      return concat(": ", printable(path + key), " is ", said(a, ours.end()), ", in the base ", said(b, theirs.end()));
+    }
+    return {};
   }
 
   /// Whether a tensor says how programs quantize activations.

@@ -182,11 +182,13 @@ void run(CheckContext& context, Findings& findings) {
     Check check{"tokenizer", true, {}, {}};
     if (ours) check = TokenizerCheck(context, *ours).run(theirs);
     if (ours && theirs) compare_merges(options, check.faults);
-    const bool readable = ours || !fs::exists(options.model / "tokenizer.json");
-    if (readable) {
-      for (auto& fault : contradictions_of_tokenizer(options.model, context.headers().config)) {
-        check.faults.push_back(std::move(fault));
-      }
+    const bool encodes = ours || !fs::exists(options.model / "tokenizer.json");
+    const io::Json& config = context.headers().config;
+    for (auto& fault : contradictions_of_tokenizer(options.model, config, encodes)) {
+      check.faults.push_back(std::move(fault));
+    }
+    for (auto& fault : contradictions_of_generation(options.model, config, embedding_rows(context.candidate()))) {
+      check.faults.push_back(std::move(fault));
     }
     const bool packed = !context.candidate().folder.quantization.linears.empty();
     if (theirs && packed && !fs::exists(options.model / "tokenizer.json") &&

@@ -17,51 +17,33 @@ using io::Json;
 /// A table of fewer merges says too little of its order.
 constexpr size_t least_merges = 256;
 
-const Json& member(const Json& json, const char* key) {
-  static const Json nothing;
-  const auto found = json.is_object() ? json.find(key) : json.end();
-  return json.is_object() && found != json.end() ? *found : nothing;
-}
-
-/// The text of a token, which may stand in an object.
-std::optional<std::string> token_text(const Json& token) {
-  const Json& text = token.is_object() ? member(token, "content") : token;
-  return text.is_string() ? std::optional(text.get<std::string>()) : std::nullopt;
-}
-
 class TokenizerFiles {
  public:
   TokenizerFiles(const fs::path& folder, const Json& config)
-      : folder_(folder), config_(config), names_(read_object(folder / "tokenizer_config.json")) {}
+      : folder_(folder),
+        config_(config),
+        names_(read_object(folder / "tokenizer_config.json")),
+        table_(fs::exists(folder / "tokenizer.json") ? io::read_json(folder / "tokenizer.json", io::max_tokenizer_bytes)
+                                                     : Json()) {}
 
-  std::vector<std::string> contradictions() {
-    if (!fs::exists(folder_ / "tokenizer.json")) {
+  /// `encodes`: whether the tokenizer is of a kind that is read.
+  std::vector<std::string> contradictions(bool encodes) {
+    if (json_.is_null()) {
       look_for_files();
       return std::move(faults_);
     }
-    json_ = io::read_json(folder_ / "tokenizer.json", io::max_tokenizer_bytes);
-    read_ids();
-    look_at_merges();
-    look_at_bytes();
-    look_at_template();
-    for (const char* file : {"config.json", "generation_config.json"}) look_at_end(file);
+    if (encodes) {
+      look_at_merges();
+      look_at_bytes();
+      look_at_template();
+      for (const char* file : {"config.json", "generation_config.json"}) look_at_end(file);
+    }
+    add_contradictions_of_vocabulary(table_, faults_);
+    add_contradictions_of_names(folder_, config_, table_, faults_);
     return std::move(faults_);
   }
 
  private:
-  void read_ids() {
-    const auto add = [&](const std::string& text, const Json& id, bool special) {
-      if (!id.is_number_integer()) return;
-      ids_.emplace(text, id.get<int64_t>());
-      texts_.emplace(id.get<int64_t>(), text);
-      if (special) added_.insert(id.get<int64_t>());
-    };
-    for (const Json& token : member(json_, "added_tokens")) {
-      if (const auto text = token_text(token)) add(*text, member(token, "id"), true);
-    }
-    for (const auto& [text, id] : member(member(json_, "model"), "vocab").items()) add(text, id, false);
-  }
-
   /// A class that reads tokenizer.json or makes it of other files, of which there is none.
   void look_for_files() {
     const Json& name = member(names_, "tokenizer_class");
@@ -199,10 +181,12 @@ class TokenizerFiles {
 
   const fs::path& folder_;
   const Json& config_;
-  Json names_, json_;
-  std::unordered_map<std::string, int64_t> ids_;
-  std::map<int64_t, std::string> texts_;
-  std::set<int64_t> added_;
+  Json names_;
+  TokenTable table_;
+  const Json& json_ = table_.json;
+  const std::unordered_map<std::string, int64_t>& ids_ = table_.ids;
+  const std::map<int64_t, std::string>& texts_ = table_.texts;
+  const std::set<int64_t>& added_ = table_.added;
   std::vector<std::string> faults_;
 };
 
@@ -214,8 +198,40 @@ Json read_object(const fs::path& file) {
   return json.is_object() ? json : Json::object();
 }
 
-std::vector<std::string> contradictions_of_tokenizer(const fs::path& folder, const Json& config) {
-  return TokenizerFiles(folder, config).contradictions();
+const Json& member(const Json& json, const char* key) {
+  static const Json nothing;
+  const auto found = json.is_object() ? json.find(key) : json.end();
+  return json.is_object() && found != json.end() ? *found : nothing;
+}
+
+std::optional<std::string> token_text(const Json& token) {
+  const Json& text = token.is_object() ? member(token, "content") : token;
+  return text.is_string() ? std::optional(text.get<std::string>()) : std::nullopt;
+}
+
+TokenTable::TokenTable(Json tokenizer) : json(std::move(tokenizer)) {
+  const auto add = [&](const std::string& text, const Json& id, bool special) {
+    if (!id.is_number_integer()) return;
+    ids.emplace(text, id.get<int64_t>());
+    texts.emplace(id.get<int64_t>(), text);
+    if (special) added.insert(id.get<int64_t>());
+  };
+  for (const Json& token : member(json, "added_tokens")) {
+    if (const auto text = token_text(token)) add(*text, member(token, "id"), true);
+  }
+  const Json& vocabulary = member(member(json, "model"), "vocab");
+  if (vocabulary.is_object()) {
+    for (const auto& [text, id] : vocabulary.items()) add(text, id, false);
+  }
+  // Of a unigram model pairs of text and score, whose places are the ids.
+  for (size_t id = 0; vocabulary.is_array() && id < vocabulary.size(); ++id) {
+    const Json& pair = vocabulary[id];
+    if (pair.is_array() && !pair.empty() && pair[0].is_string()) add(pair[0].get<std::string>(), id, false);
+  }
+}
+
+std::vector<std::string> contradictions_of_tokenizer(const fs::path& folder, const Json& config, bool encodes) {
+  return TokenizerFiles(folder, config).contradictions(encodes);
 }
 
 }  // namespace w4q::verify

@@ -237,5 +237,35 @@ TEST(MixtureBlocks, AreHeldAgainstThoseOfOtherLayers) {
   EXPECT_THAT(block_faults(subjects(4)), IsEmpty());
 }
 
+/// Eight weights of one role, of which `one` is the last.
+std::vector<BlockSubject> beside_sound(const BlockFigures& one, bool all) {
+  std::vector<BlockSubject> made;
+  for (int layer = 0; layer < 8; ++layer) {
+    BlockSubject subject{concat("model.layers.", layer, ".mlp.up_proj"), "int4-g32-f16 0", "up_proj", {}};
+    subject.figures.blocks = 4096, subject.figures.scale_spread = 0.3, subject.figures.match = {1, 0.02};
+    if (all || layer == 7) subject.figures = one;
+    made.push_back(std::move(subject));
+  }
+  return made;
+}
+
+TEST(ScalesOfBlocks, ThatWereAppliedToThemselves) {
+  BlockFigures squared;
+  squared.blocks = 4096, squared.scale_spread = 0.6, squared.match = {1.95, 0.03};
+  EXPECT_THAT(block_faults(beside_sound(squared, false)), SizeIs(1));
+  EXPECT_THAT(block_faults(beside_sound(squared, true)), SizeIs(8));
+  EXPECT_THAT(join(block_faults(beside_sound(squared, true))), HasSubstr("they are squares of scales"));
+  squared.match = {1.7, 0.03};  // within five standard errors of what sound ones may have
+  EXPECT_THAT(block_faults(beside_sound(squared, false)), IsEmpty());
+}
+
+TEST(ScalesOfBlocks, ThatAreOneNumber) {
+  BlockFigures even;
+  even.blocks = 4096, even.scale_spread = 0, even.histogram = std::vector<double>(16, 1.0 / 16);
+  EXPECT_THAT(join(block_faults(beside_sound(even, false))), HasSubstr("all scales of its 4096 groups are one number"));
+  // Weights of one size throughout.
+  EXPECT_THAT(block_faults(beside_sound(even, true)), IsEmpty());
+}
+
 }  // namespace
 }  // namespace w4q::verify

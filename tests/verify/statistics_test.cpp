@@ -235,9 +235,9 @@ TEST(StatisticsOfOtherSchemes, ScalesOfTheOtherTypeAreNamed) {
 TEST(ChannelOrders, ArePermutations) {
   for (const ChannelOrder& order : channel_orders()) {
     std::vector<size_t> places;
-    for (size_t i = 0; i < 128; ++i) places.push_back(order.from(i, 128));
+    for (size_t i = 0; i < 256; ++i) places.push_back(order.from(i, 256));
     std::ranges::sort(places);
-    std::vector<size_t> all(128);
+    std::vector<size_t> all(256);
     std::iota(all.begin(), all.end(), size_t{0});
     EXPECT_EQ(places, all) << order.name;
   }

@@ -1,6 +1,8 @@
 // The rung that looks at the tokenizer: what it says of files that are damaged, and of those that are not.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "io/files.h"
 #include "io/json.h"
@@ -36,6 +38,12 @@ class TokenizerRung : public ::testing::Test {
     ASSERT_FALSE(with_base.passed) << part;
     EXPECT_NE(with_base.faults.front().find(part), std::string::npos) << with_base.faults.front();
     EXPECT_EQ(!check(false).passed, alone) << part;
+  }
+
+  void expect_alone(std::string_view part) const {
+    const Check alone = check(false);
+    EXPECT_FALSE(alone.passed) << part;
+    EXPECT_NE(join(alone.faults, "\n").find(part), std::string::npos) << join(alone.faults, "\n");
   }
 
   test::TemporaryFolder folder_;
@@ -108,6 +116,81 @@ TEST_F(TokenizerRung, NamesFilesThatContradictEachOther) {
             std::string::npos);
   change("tokenizer.json", [](io::Json& json) { json["pre_tokenizer"] = nullptr; });
   EXPECT_NE(check(false).faults.front().find("the decoder reads letters that stand for bytes"), std::string::npos);
+}
+
+TEST_F(TokenizerRung, NamesMergesThatAreNotThere) {
+  change("tokenizer.json", [](io::Json& json) { json["model"]["merges"] = io::Json::array(); });
+  expect_alone("no merge makes ");
+  change("tokenizer.json", [](io::Json& json) {
+    json = io::read_json(test::bundled_model() / "tokenizer.json");
+    std::ranges::reverse(json["model"]["merges"]);
+  });
+  expect_alone("merges join what later ones make");
+  change("tokenizer.json", [](io::Json& json) { json["model"]["type"] = "WordPiece"; });
+  expect_alone("its model is \"WordPiece\" and has ");
+}
+
+TEST_F(TokenizerRung, NamesIdsThatFollowTheAlphabet) {
+  change("tokenizer.json", [](io::Json& json) {
+    std::set<std::string> texts;
+    for (const auto& [text, id] : json["model"]["vocab"].items()) texts.insert(text);
+    int64_t id = 0;
+    for (const auto& text : texts) json["model"]["vocab"][text] = id++;
+  });
+  expect_alone("tokens follow the alphabet");
+}
+
+TEST_F(TokenizerRung, NamesWhatItAddsUnderOtherIds) {
+  change("tokenizer.json", [](io::Json& json) {
+    std::string text = json["post_processor"].dump();
+    const size_t at = text.find("1022");
+    ASSERT_NE(at, std::string::npos);
+    json["post_processor"] = io::parse_json(text.replace(at, 4, "7"), "template");
+  });
+  expect_alone("its post_processor adds 7 as ");
+}
+
+TEST_F(TokenizerRung, NamesCapitalsThatNoTextBecomes) {
+  change("tokenizer.json", [](io::Json& json) { json["normalizer"] = {{"type", "Lowercase"}}; });
+  expect_alone("its normalizer writes all letters small");
+}
+
+TEST_F(TokenizerRung, NamesTokensThatAreNotThere) {
+  change("tokenizer_config.json", [](io::Json& json) { json["pad_token"] = "<pad>"; });
+  expect_alone("tokenizer_config.json: pad_token is \"<pad>\", which is no token");
+  change("tokenizer_config.json", [](io::Json& json) {
+    json.erase("pad_token");
+    json["added_tokens_decoder"] = {{"1021", {{"content", "<|begin_of_text|>"}}}};
+  });
+  expect_alone("\"<|begin_of_text|>\" is 1021, in tokenizer.json it is 1022");
+}
+
+TEST_F(TokenizerRung, NamesEndsWithoutAToken) {
+  change("tokenizer.json", [](io::Json& json) {
+    json["added_tokens"] = io::Json::array();
+    json["post_processor"] = nullptr;
+  });
+  expect_alone("eos_token_id is 1023, which is no token of tokenizer.json");
+}
+
+TEST_F(TokenizerRung, NamesWhatCannotBeGenerated) {
+  change("generation_config.json", [](io::Json& json) { json["pad_token_id"] = 99999, json["top_p"] = 2.0; });
+  expect_alone("generation_config.json: pad_token_id is 99999, and the embeddings have 1024 rows");
+  expect_alone("generation_config.json: top_p is 2.0, expected from 0 to 1");
+  change("generation_config.json", [](io::Json& json) {
+    json.erase("pad_token_id"), json.erase("top_p");
+    json["eos_token_id"] = 1022;
+  });
+  expect_alone("eos_token_id is 1022, which is config.json's bos_token_id");
+  change("generation_config.json", [](io::Json& json) { json["eos_token_id"] = io::Json::array(); });
+  expect_alone("eos_token_id is empty");
+}
+
+TEST_F(TokenizerRung, NamesATemplateThatCannotBeRead) {
+  io::write_file(model_ / "chat_template.jinja", "{% for m in messages %}{{ m.content }{% endfor %}", true);
+  expect_alone("chat_template.jinja");
+  io::write_file(model_ / "chat_template.jinja", " \n", true);
+  expect_alone("chat_template.jinja is empty");
 }
 
 TEST_F(TokenizerRung, AFileThatCannotBeReadIsAFinding) {
