@@ -39,8 +39,10 @@ void named_tokens(const fs::path& folder, const TokenTable& table, std::vector<s
   const Json names = read_object(folder / "tokenizer_config.json");
   if (!member(names, "auto_map").is_null()) return;  // a class of its own may make them
   const Json& own = member(names, "added_tokens_decoder");
+  const Json added = read_object(folder / "added_tokens.json");
   const auto is_added = [&](const std::string& text) {
-    return own.is_object() && std::ranges::any_of(own, [&](const Json& token) { return token_text(token) == text; });
+    return !member(added, text.c_str()).is_null() ||
+           (own.is_object() && std::ranges::any_of(own, [&](const Json& token) { return token_text(token) == text; }));
   };
   std::set<std::string> said;
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"}) {
