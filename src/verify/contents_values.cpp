@@ -505,10 +505,12 @@ bool is_squared(const Measured& one) {
 }
 std::string squared_fault(const Measured& one, const std::vector<Measured>& all) {
   if (one.sparse || !is_squared(one)) return {};
+  // Folded scales of a great range leave one as steep, but not as small.
+  constexpr double small = 30;
   size_t others = 0, steep = 0, sound = 0;
   for (const Measured& other : all) {
     if (&other == &one || other.points < fewest_blocks) continue;
-    ++others, steep += other.slope.value > 1.4, sound += other.slope.value < 1.4;
+    ++others, steep += other.slope.value > 1.4, sound += other.slope.value < 1.4 && other.size > small * one.size;
   }
   constexpr size_t fewest = 6;
   if (others < fewest || (10 * sound < 9 * others && 10 * steep < 9 * others)) return {};

@@ -1098,10 +1098,13 @@ class BlockJudge {
   std::string squared_fault(const BlockSubject& subject) const {
     const BlockFigures& figures = subject.figures;
     if (!subject.scheme.starts_with("int") || !is_squared(figures)) return {};
-    if (!others_are(subject, [](const auto& other) { return other.match.value < 1.4; }) &&
-        !others_are(subject, [](const auto& other) { return other.match.value > 1.4; })) {
-      return {};
-    }
+    // Folded scales of a great range leave one as steep, but not as small.
+    constexpr double small = 30;
+    const auto sound = [&](const BlockFigures& other) {
+      return other.match.value < 1.4 && other.size > small * figures.size;
+    };
+    const auto steep = [](const BlockFigures& other) { return other.match.value > 1.4; };
+    if (!others_are(subject, sound) && !others_are(subject, steep)) return {};
     return concat("scales follow from the codes of their blocks by ", fixed(figures.match.value, 2), ", give or take ",
                   fixed(figures.match.error, 3), ", where sound ones do by 1: they are squares of scales");
   }

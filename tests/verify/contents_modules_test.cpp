@@ -243,6 +243,7 @@ std::vector<BlockSubject> beside_sound(const BlockFigures& one, bool all) {
   for (int layer = 0; layer < 8; ++layer) {
     BlockSubject subject{concat("model.layers.", layer, ".mlp.up_proj"), "int4-g32-f16 0", "up_proj", {}};
     subject.figures.blocks = 4096, subject.figures.scale_spread = 0.3, subject.figures.match = {1, 0.02};
+    subject.figures.size = 0.02;
     if (all || layer == 7) subject.figures = one;
     made.push_back(std::move(subject));
   }
@@ -251,10 +252,13 @@ std::vector<BlockSubject> beside_sound(const BlockFigures& one, bool all) {
 
 TEST(ScalesOfBlocks, ThatWereAppliedToThemselves) {
   BlockFigures squared;
-  squared.blocks = 4096, squared.scale_spread = 0.6, squared.match = {1.95, 0.03};
+  squared.blocks = 4096, squared.scale_spread = 0.6, squared.match = {1.95, 0.03}, squared.size = 1e-4;
   EXPECT_THAT(block_faults(beside_sound(squared, false)), SizeIs(1));
   EXPECT_THAT(block_faults(beside_sound(squared, true)), SizeIs(8));
   EXPECT_THAT(join(block_faults(beside_sound(squared, true))), HasSubstr("they are squares of scales"));
+  squared.size = 0.01;  // as folded scales of a great range leave one
+  EXPECT_THAT(block_faults(beside_sound(squared, false)), IsEmpty());
+  squared.size = 1e-4;
   squared.match = {1.7, 0.03};  // within five standard errors of what sound ones may have
   EXPECT_THAT(block_faults(beside_sound(squared, false)), IsEmpty());
 }
