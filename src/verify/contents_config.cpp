@@ -123,6 +123,49 @@ void positions(const StoredContents& contents, ContentsFindings& findings) {
     findings.fault("config.json", concat("has max_position_embeddings ", most, ": programs take no longer text"));
 }
 
+/// A number of config.json that is stated, and in what range.
+struct Range {
+  const char* key;
+  double above, most;
+  std::string_view text;
+};
+constexpr double unlimited = 1e30;
+constexpr Range ranges[] = {{"rope_theta", 0, unlimited, "a number above 0"},
+                            {"rms_norm_eps", 0, unlimited, "a number above 0"},
+                            {"routed_scaling_factor", 0, unlimited, "a number above 0"},
+                            {"partial_rotary_factor", -1e-9, 1, "a number from 0 to 1"}};
+
+/// Of architectures that are read the structure says more.
+void numbers(const StoredContents& contents, ContentsFindings& findings) {
+  if (contents.is_known()) return;
+  for (const auto& [key, above, most, text] : ranges) {
+    const io::Json& value = contents.stated({key});
+    if (value.is_null() || value.is_array() || value.is_object()) continue;
+    if (value.is_number() && value.get<double>() > above && value.get<double>() <= most) continue;
+    findings.fault("config.json", concat("has ", key, " ", printable(value.dump()), ", expected ", text));
+  }
+  const int64_t heads = contents.number({"num_attention_heads"}), keys = contents.number({"num_key_value_heads"});
+  if (heads > 0 && keys > 0 && heads % keys != 0)
+    findings.fault("config.json",
+                   concat("has ", heads, " heads and ", keys, " heads of keys: each is that of as many"));
+  const io::Json& chosen = contents.stated({"num_experts_per_tok"});
+  if (chosen.is_number_float() || chosen.is_string())
+    findings.fault("config.json",
+                   concat("has num_experts_per_tok ", printable(chosen.dump()), ", expected a whole number"));
+  if (const io::Json& end = contents.stated({"eos_token_id"}); end.is_string())
+    findings.fault("config.json", concat("has eos_token_id ", printable(end.dump()), ", expected a number"));
+  const int64_t groups = contents.number({"n_group"}), of_them = contents.number({"topk_group"}),
+                experts = contents.number({"n_routed_experts"});
+  if (groups > 0 && experts > 0 && experts % groups != 0)
+    findings.fault("config.json", concat("has ", experts, " experts in ", groups, " groups, which are not equal"));
+  if (groups > 0 && of_them > groups)
+    findings.fault("config.json", concat("chooses ", of_them, " of ", groups, " groups of experts"));
+  const io::Json& scaling = contents.stated({"rope_scaling"});
+  const io::Json factor = scaling.is_object() ? scaling.value("factor", io::Json()) : io::Json();
+  if (factor.is_number() && factor.get<double>() <= 0)
+    findings.fault("config.json", concat("scales positions by ", factor.dump(), ", expected a number above 0"));
+}
+
 /// Of the first file; programs that read weights of torch leave those of others alone, or turn them.
 void format_of_files(const StoredContents& contents, ContentsFindings& findings) {
   const auto& metadata = contents.tensors().metadata();
@@ -240,6 +283,7 @@ constexpr ContentsRule rules[] = {
     {"activations, rotations and types have names that programs know", false, names_that_programs_have},
     {"class and type are of one architecture", false, class_and_type},
     {"there are positions", false, positions},
+    {"numbers are in their ranges", false, numbers},
     {"weight files are of a format that is read", false, format_of_files},
     {"codes have settings", false, codes_without_settings},
     {"settings of FP8 are those of the codes", false, settings_of_fp8},

@@ -34,6 +34,14 @@ TEST_F(ContentsConfig, NamesThatProgramsHave) {
   EXPECT_THAT(said(made), HasSubstr("of the type \"foo\", which no program has"));
 }
 
+TEST_F(ContentsConfig, NumbersAreInTheirRanges) {
+  EXPECT_THAT(said_with("rope_theta", -1.0), HasSubstr("has rope_theta -1.0, expected a number above 0"));
+  EXPECT_THAT(said_with("rms_norm_eps", "1e-5"), HasSubstr("has rms_norm_eps \"1e-5\""));
+  EXPECT_THAT(said_with("num_experts_per_tok", 1.5), HasSubstr("expected a whole number"));
+  EXPECT_THAT(said_with("rope_scaling", {{"factor", 0.0}}), HasSubstr("scales positions by 0.0"));
+  EXPECT_EQ(said_with("rope_theta", nullptr), "");
+}
+
 TEST_F(ContentsConfig, ClassAndTypeAgree) {
   auto made = test::made_mixture(Storage::bf16);
   made.config["architectures"] = {"LlamaForCausalLM"};
