@@ -76,7 +76,7 @@ inline const std::map<std::string, std::string>& small_configs() {
       {"glm4v_moe_text",
        R"("head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "rope_scaling": {"mrope_section": [4, 2, 2], "rope_type": "default"})"},
-      {"dots1", R"("head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+      {"dots1", R"("head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 32,
         "n_shared_experts": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "norm_topk_prob": true)"},
       {"ernie4_5_moe", R"("moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
         "moe_layer_start_index": 1)"},
