@@ -305,16 +305,16 @@ void add_half_norms(const std::vector<Vector>& norms, const std::set<std::string
                     std::vector<std::string>& faults) {
   constexpr int64_t fewest = 5;
   constexpr double small = 0x1p-10, least = 0x1p-7, most = 0x1p4;
-  int64_t count = 0, next_to_none = 0;
+  int64_t count = 0, tiny = 0;
   for (const Vector& norm : norms) {
     if (!plain.contains(norm.name) || is_of_heads(norm) || norm.dtype != DType::bf16 || norm.ones == 1 ||
         norm.zeros == 1)
       continue;
     if (!(norm.other_median > least) || !(norm.other_median < most)) return;
-    ++count, next_to_none += norm.median < small;
+    ++count, tiny += norm.median < small;
   }
-  if (count < fewest || 2 * next_to_none <= count) return;
-  faults.push_back(concat("norms: half of the values of ", next_to_none, " of ", count, " are below ", small,
+  if (count < fewest || 2 * tiny <= count) return;
+  faults.push_back(concat("norms: half of the values of ", tiny, " of ", count, " are below ", small,
                           " in size, read as F16 those of all are from ", least, " to ", most, ": F16 labelled BF16"));
 }
 
