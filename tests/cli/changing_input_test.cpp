@@ -6,6 +6,7 @@
 #include <fstream>
 #include <thread>
 
+#include "core/text.h"
 #include "program.h"
 
 namespace w4q::test {

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <set>
 
+#include "core/text.h"
 #include "io/files.h"
 #include "io/json.h"
 #include "io/output.h"
