@@ -197,8 +197,9 @@ Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
 }
 
 double BlockSample::least_fine(std::span<const double> log_scales) const {
-  double least = -INFINITY;
-  if (weight_.scheme.scale != formats::ScaleType::e4m3) return least;
+  if (weight_.scheme.scale != formats::ScaleType::e4m3) return -INFINITY;
+  // Below the least normal one E4M3 is coarse, however small all are: two matrices may share the factor before them.
+  double least = std::log(0x1p-6);
   for (const double scale : log_scales) least = std::isnan(scale) ? least : std::max(least, scale - std::log(0x1p12));
   return least;
 }
@@ -1098,13 +1099,15 @@ class BlockJudge {
   std::string squared_fault(const BlockSubject& subject) const {
     const BlockFigures& figures = subject.figures;
     if (!subject.scheme.starts_with("int") || !is_squared(figures)) return {};
-    // Folded scales of a great range leave one as steep, but not as small.
-    constexpr double small = 30;
+    // Folded scales of a great range leave one as steep, or all, but not as small.
+    constexpr double small = 30, smaller_than_weights = 5e-4;
     const auto sound = [&](const BlockFigures& other) {
       return other.match.value < 1.4 && other.size > small * figures.size;
     };
-    const auto steep = [](const BlockFigures& other) { return other.match.value > 1.4; };
-    if (!others_are(subject, sound) && !others_are(subject, steep)) return {};
+    const auto squared = [](const BlockFigures& other) {
+      return other.match.value > 1.4 && other.size < smaller_than_weights;
+    };
+    if (!others_are(subject, sound) && !(squared(figures) && others_are(subject, squared))) return {};
     return concat("scales follow from the codes of their blocks by ", fixed(figures.match.value, 2), ", give or take ",
                   fixed(figures.match.error, 3), ", where sound ones do by 1: they are squares of scales");
   }

@@ -258,6 +258,7 @@ TEST(ScalesOfBlocks, ThatWereAppliedToThemselves) {
   EXPECT_THAT(join(block_faults(beside_sound(squared, true))), HasSubstr("they are squares of scales"));
   squared.size = 0.01;  // as folded scales of a great range leave one
   EXPECT_THAT(block_faults(beside_sound(squared, false)), IsEmpty());
+  EXPECT_THAT(block_faults(beside_sound(squared, true)), IsEmpty());
   squared.size = 1e-4;
   squared.match = {1.7, 0.03};  // within five standard errors of what sound ones may have
   EXPECT_THAT(block_faults(beside_sound(squared, false)), IsEmpty());
