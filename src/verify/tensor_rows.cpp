@@ -113,11 +113,13 @@ class Lines {
   void look_for_repeated() {
     std::unordered_map<uint64_t, int64_t> seen;
     seen.reserve(result_.keys.size());
+    std::unordered_map<int64_t, int64_t> distances;
     for (int64_t at = 0; at < result_.lines; ++at) {
       if (key(at) == 0) continue;
       const auto [found, added] = seen.try_emplace(key(at), at);
       if (added || !std::ranges::equal(line(found->second), line(at)) || !says_much(line(at))) continue;
       if (result_.repeated++ == 0) result_.first_again = at, result_.again_of = found->second;
+      result_.at_one_distance = std::max(result_.at_one_distance, ++distances[at - found->second]);
     }
     const int64_t half = result_.lines / 2;
     if (result_.lines % 2 != 0 || result_.repeated < half * 9 / 10) return;

@@ -22,6 +22,7 @@ struct TensorLines {
   int64_t head = 0, tail = 0;             ///< lines of zeros at the beginning and the end, where no other is one
   int64_t repeated = 0, first_again = 0;  ///< lines that are one before them, the first of these, and the one it is
   int64_t again_of = 0;
+  int64_t at_one_distance = 0;        ///< of those that are one before them: as many lines behind it, the most alike
   bool halves_repeat = false;         ///< the second half of every line is the first one
   bool second_half_is_first = false;  ///< of the lines
   size_t zero_columns = 0;            ///< bytes that are zero at the end of every line that has others

@@ -136,10 +136,11 @@ class RowsCheck {
       fault(**found, "is zero throughout, as no other expert of the model is");
   }
 
-  /// A part of a matrix that was put in the place of another, as of the first of several ranks.
+  /// A part of a matrix that was put in the place of another, as of the first of several ranks. Codes of inputs that say
+  /// next to nothing beside their group's are alike, too, at any distance.
   void repeated_lines(const Role& role) {
     few_of(
-        role, [](const TensorLines& t) { return 4 * t.repeated >= t.lines; },
+        role, [](const TensorLines& t) { return 4 * t.at_one_distance >= t.lines; },
         [](const TensorLines& t) { return 64 * t.repeated <= t.lines; },
         [](const TensorLines& t) {
           return concat(t.repeated, " of ", t.lines, " rows stand there already, row ", t.first_again, " is row ",

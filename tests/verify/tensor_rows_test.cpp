@@ -88,6 +88,13 @@ TEST_F(TensorRows, OneRankTwice) {
   expect(up_proj(1), "48 of 96 rows stand there already, row 48 is row 0 again");
 }
 
+/// As codes of inputs are that say next to nothing beside their group's.
+TEST_F(TensorRows, MayBeAlikeAtAnyDistance) {
+  for (int64_t row = 3; row < n; row += 2)
+    std::ranges::copy(rows(up_proj(1), 0, 1), rows(up_proj(1), row, row + 1).begin());
+  EXPECT_THAT(faults(), IsEmpty());
+}
+
 TEST_F(TensorRows, OneRankOfATableTwice) {
   std::ranges::copy(rows(table, 0, n), rows(table, n, 2 * n).begin());
   expect(table, "the second half of its rows is the first half again");
