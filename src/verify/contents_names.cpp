@@ -9,15 +9,12 @@
 #include "core/text.h"
 #include "model/parameters.h"
 #include "verify/contents.h"
+#include "verify/names.h"
 
 namespace w4q::verify {
 namespace {
 
 using Kind = StoredLinear::Kind;
-
-bool has_part(std::string_view path, std::initializer_list<std::string_view> parts) {
-  return std::ranges::any_of(parts, [&](std::string_view part) { return path.find(part) != std::string_view::npos; });
-}
 
 /// A name of a tower for pictures.
 bool sees(std::string_view name) { return has_part(name, {"vis", "image", "img", "vit."}); }

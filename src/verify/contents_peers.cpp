@@ -15,6 +15,7 @@
 #include "io/system.h"
 #include "model/parameters.h"
 #include "verify/contents.h"
+#include "verify/repeated_parts.h"
 #include "verify/statistics_norms.h"
 
 namespace w4q::verify {
@@ -83,29 +84,15 @@ std::vector<Copy> copies_of(const StoredContents& contents) {
   return copies;
 }
 
-/// The part of its layer: "self_attn", "mlp".
-std::string part_of(const std::string& name) {
-  const std::string role = role_of(name);
-  const size_t layers = role.find("layers.");
-  const std::string rest = layers == std::string::npos ? role : role.substr(layers + 7);
-  return rest.substr(0, rest.find('.'));
-}
-
-/// All linears of one part of one layer, and nothing else of it, hold another layer's: whoever repeats layers repeats them
-/// whole.
+/// Whether all that is repeated is a part of one layer, and nothing else of it is.
 bool is_part_alone(const StoredContents& contents, const std::vector<Copy>& copies) {
-  std::set<std::pair<int64_t, int64_t>> pairs;
-  std::set<std::string> parts, copied;
-  for (const auto& copy : copies) {
-    pairs.emplace(copy.first, copy.layer), parts.insert(part_of(copy.name)), copied.insert(copy.name);
-  }
-  if (pairs.size() != 1 || parts.size() != 1) return false;
-  size_t others = 0;
+  std::vector<Repeated> repeated;
+  std::vector<std::string> matrices;
+  for (const auto& copy : copies) repeated.push_back({copy.name, copy.of});
   for (const auto& [name, info] : contents.tensors().tensors()) {
-    const bool own = model::layer_numbers(name).layer == pairs.begin()->second && info.shape.size() > 1;
-    others += own && !copied.contains(name) && part_of(name) != *parts.begin();
+    if (info.shape.size() > 1) matrices.push_back(name);
   }
-  return others > 0;
+  return !lone_part(repeated, matrices).empty();
 }
 
 /// Two norms, or two matrices of one layer, of different roles hold the same values: one was stored as the other.

@@ -15,6 +15,7 @@
 #include "model/kinds.h"
 #include "model/layer_plan.h"
 #include "model/parameters.h"
+#include "verify/repeated_parts.h"
 #include "verify/rungs.h"
 #include "verify/statistics_exchanged.h"
 #include "verify/statistics_norms.h"
@@ -60,14 +61,14 @@ class Twins {
     const auto lone = [&](const LayerNumbers& place) {
       return place.expert >= 0 && 2 * repeated_experts[place.layer] < experts[place.layer];
     };
-    const std::string part = lone_part(model);
+    const std::string part = lone_part_of(model);
     for (const Twin& twin : found_) {
       const auto between = places(twin);
       const bool repeated =
           between.first != between.second && 2 * linears[between] > packed[between.second] && !lone(between.second);
       const std::string text = concat(printable(twin.second), ": its ", twin.what, " are those of ",
                                       printable(twin.first), ", byte for byte");
-      const bool alone = !part.empty() && twin.what == "codes" && part_of(twin.second) == part;
+      const bool alone = !part.empty() && twin.what == "codes" && part_in_layer(twin.second) == part;
       if ((repeated && !alone) || between.first.layer < 0) {
         report.warnings.push_back(text);
       } else {
@@ -81,31 +82,15 @@ class Twins {
     std::string first, second, what;
   };
 
-  /// "model.layers.3.self_attn.q_proj" → "self_attn".
-  static std::string part_of(const std::string& name) {
-    const std::string role = role_of(name);
-    const size_t layers = role.find("layers.");
-    const std::string rest = layers == std::string::npos ? std::string() : role.substr(layers + 7);
-    return rest.substr(0, rest.find('.'));
-  }
-
-  /// The part of a layer whose linears are all another layer's, in one layer, where nothing else of it is; empty: none.
-  /// Whoever repeats layers repeats them whole.
-  std::string lone_part(const model::OpenedModel& model) const {
-    std::set<std::pair<int64_t, int64_t>> pairs;
-    std::set<std::string> parts, copied;
+  /// The part of a layer that alone is another's, of linears; empty: none.
+  std::string lone_part_of(const model::OpenedModel& model) const {
+    std::vector<Repeated> repeated;
+    std::vector<std::string> linears;
     for (const Twin& twin : found_) {
-      if (twin.what != "codes") continue;
-      const auto first = model::layer_numbers(twin.first), second = model::layer_numbers(twin.second);
-      if (second.expert >= 0 || first.layer < 0) return {};
-      pairs.emplace(first.layer, second.layer), parts.insert(part_of(twin.second)), copied.insert(twin.second);
+      if (twin.what == "codes") repeated.push_back({twin.second, twin.first});
     }
-    if (pairs.size() != 1 || parts.size() != 1) return {};
-    const bool others = std::ranges::any_of(model.folder.quantization.linears, [&](const auto& linear) {
-      return model::layer_numbers(linear.first).layer == pairs.begin()->second && !copied.contains(linear.first) &&
-             part_of(linear.first) != *parts.begin();
-    });
-    return others ? *parts.begin() : std::string();
+    for (const auto& [name, info] : model.folder.quantization.linears) linears.push_back(name);
+    return lone_part(repeated, linears);
   }
 
   /// Whether two could not be the same by chance, nor because there is nothing in them.

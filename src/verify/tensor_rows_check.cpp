@@ -8,6 +8,7 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "model/parameters.h"
+#include "verify/names.h"
 #include "verify/rungs.h"
 #include "verify/tensor_rows.h"
 
@@ -17,10 +18,6 @@ namespace {
 /// Others of its role that must be otherwise; and at most one in so many is named.
 constexpr int64_t fewest_peers = 4;
 
-bool has_part(std::string_view name, std::initializer_list<std::string_view> parts) {
-  return std::ranges::any_of(parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
-}
-
 /// Tables of tokens have rows for tokens that are to come.
 bool is_table(const io::TensorInfo& info) {
   const auto module = model::module_path(info.name);
@@ -28,7 +25,7 @@ bool is_table(const io::TensorInfo& info) {
 }
 
 /// What may be anything: orders, masks, positions, zero points, tables of biases.
-bool is_looked_at(const io::TensorInfo& info) {
+bool is_checked(const io::TensorInfo& info) {
   return !has_part(info.name, {"g_idx", "group_index", "mask", "perm", "zero", "inv_freq", "pos_emb", "position",
                                "tables", "relative", "lora", "codebook", "quant_map", "rotary"});
 }
@@ -46,7 +43,7 @@ class RowsCheck {
   explicit RowsCheck(const io::Checkpoint& tensors) : tensors_(tensors) {
     std::vector<const io::TensorInfo*> infos;
     for (const auto& [name, info] : tensors.tensors()) {
-      if (is_looked_at(info)) infos.push_back(&info);
+      if (is_checked(info)) infos.push_back(&info);
     }
     all_.resize(infos.size());
     parallel_for(std::ssize(infos), 1, [&](int64_t begin, int64_t end) {

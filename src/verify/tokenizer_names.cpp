@@ -126,11 +126,11 @@ struct Sampling {
   double least, most;
   const char* range;
 };
-constexpr double unlimited = std::numeric_limits<double>::max();
-constexpr std::array samplings = {Sampling{"temperature", 0, unlimited, "0 and more"},
+constexpr double no_limit = std::numeric_limits<double>::max();
+constexpr std::array samplings = {Sampling{"temperature", 0, no_limit, "0 and more"},
                                   Sampling{"top_p", 0, 1, "from 0 to 1"}, Sampling{"min_p", 0, 1, "from 0 to 1"},
-                                  Sampling{"top_k", -1, unlimited, "0 and more, or -1 for all"},
-                                  Sampling{"repetition_penalty", 1e-6, unlimited, "above 0"}};
+                                  Sampling{"top_k", -1, no_limit, "0 and more, or -1 for all"},
+                                  Sampling{"repetition_penalty", 1e-6, no_limit, "above 0"}};
 
 void sampling(const Json& generation, std::vector<std::string>& faults) {
   for (const auto& [key, least, most, range] : samplings) {
