@@ -1,5 +1,5 @@
 // Everything that the program writes, frozen file by file: every scheme in every layout and dialect that takes it, the
-// steps of quantizing, GGUF files, of both models. What calibration does to them: frozen_calibrated_test.cpp.
+// steps of quantizing, GGUF files, of both models and of one layer. What calibration does to them: frozen_calibrated_test.cpp.
 #include <algorithm>
 #include <set>
 
@@ -126,12 +126,7 @@ void write_forms_of_encoded(FrozenOutputs& outputs, const std::string& name) {
 }
 
 void write_forms_of_scheme(FrozenOutputs& outputs, const std::string& scheme) {
-  std::vector<std::string> command{"quantize", outputs.model().string(), "--scheme", scheme};
-  if (scheme.starts_with("exl3")) {  // one layer is enough, for its search takes long
-    for (const char* layer : {"1", "2", "3"})
-      command.insert(command.end(), {"--keep", concat("*.layers.", layer, ".*")});
-  }
-  const std::string packed = outputs.write(scheme, command);
+  const std::string packed = outputs.write(scheme, {"quantize", outputs.model().string(), "--scheme", scheme});
   if (packed.empty()) return write_forms_of_encoded(outputs, scheme);
   write_every_form(outputs, scheme, packed);
   fs::remove_all(packed);
@@ -140,7 +135,7 @@ void write_forms_of_scheme(FrozenOutputs& outputs, const std::string& scheme) {
 }
 
 TEST(Frozen, EverySchemeInEveryLayoutAndDialect) {
-  FrozenOutputs outputs("tiny/schemes", bundled_model());
+  FrozenOutputs outputs("one-layer/schemes", one_layer_model());
   std::vector<std::function<void()>> jobs;
   for (const auto& scheme : listed({}, "schemes", "name")) {
     jobs.emplace_back([&outputs, scheme] { write_forms_of_scheme(outputs, scheme); });
@@ -149,7 +144,6 @@ TEST(Frozen, EverySchemeInEveryLayoutAndDialect) {
   outputs.expect_frozen();
 }
 
-/// Everything that other programs' checkpoints are read to.
 /// The other tests look at what is written; this one finds what is never written.
 TEST(Frozen, EveryFormatHasLines) {
   const io::Json frozen = io::read_json(testdata() / "golden/w4q_outputs.json");
@@ -163,8 +157,9 @@ TEST(Frozen, EveryFormatHasLines) {
   }
 }
 
+/// What is read to of other programs' checkpoints.
 TEST(Frozen, EveryDialectReadAgain) {
-  FrozenOutputs outputs("tiny/dialects", bundled_model());
+  FrozenOutputs outputs("one-layer/dialects", one_layer_model());
   const std::map<std::string, std::vector<std::string>> sources = {
       {"asym", {"--scheme", "int4-g128-f16-asym"}},
       {"int3", {"--scheme", "int3-g64-f16-asym"}},
@@ -184,7 +179,7 @@ TEST(Frozen, EveryDialectReadAgain) {
   };
   for (const auto& [name, options] : sources) {
     jobs.emplace_back([&] {
-      std::vector<std::string> arguments{"quantize", bundled_model()};
+      std::vector<std::string> arguments{"quantize", outputs.model().string()};
       arguments.insert(arguments.end(), options.begin(), options.end());
       read_again(name, outputs.write(name, arguments));
     });
@@ -193,7 +188,7 @@ TEST(Frozen, EveryDialectReadAgain) {
     jobs.emplace_back([&, table] {
       const std::string name = table == &formats::nf4_table() ? "nf4" : "fp4";
       const fs::path folder = outputs.output_of(name);
-      write_encoded(bundled_model(), formats::parse_scheme("lut4-b64-nested"), *table, folder);
+      write_encoded(outputs.model(), formats::parse_scheme("lut4-b64-nested"), *table, folder);
       read_again(name, folder.string());
     });
   }
@@ -202,12 +197,12 @@ TEST(Frozen, EveryDialectReadAgain) {
 }
 
 TEST(Frozen, EveryGgufFileThereAndBack) {
-  FrozenOutputs outputs("tiny/gguf", bundled_model());
+  FrozenOutputs outputs("one-layer/gguf", one_layer_model());
   std::vector<std::function<void()>> jobs;
   for (const auto& format : conversions("folder")) {
     if (!format.starts_with("gguf")) continue;
     jobs.emplace_back([&outputs, format] {
-      const std::string file = outputs.write("to=" + format, {"repack", bundled_model(), "--to", format});
+      const std::string file = outputs.write("to=" + format, {"repack", outputs.model().string(), "--to", format});
       for (const auto& back : conversions("GGUF file")) {
         outputs.write_last(concat("to=", format, "/to=", back), {"repack", file, "--to", back});
       }

@@ -155,27 +155,42 @@ pid_t start_w4q_behind(std::vector<std::string> launcher, const std::vector<std:
   return start_words(command(std::move(launcher), arguments));
 }
 
+namespace {
+
+/// The layer that a tensor of the bundled model belongs to, -1 for those of none.
+int layer_of(const std::string& name) {
+  constexpr std::string_view prefix = "model.layers.";
+  return name.starts_with(prefix) ? std::stoi(name.substr(prefix.size())) : -1;
+}
+
+std::string write_first_layers(const std::filesystem::path& to, int layers) {
+  std::filesystem::copy(bundled_model(), to);  // files alone
+  std::filesystem::remove(to / "model.safetensors");
+  const auto model = io::Checkpoint::open(bundled_model());
+  std::vector<io::PlannedTensor> plan;
+  for (const auto& [name, info] : model.tensors()) {
+    if (layer_of(name) < layers) plan.push_back({name, info.dtype, info.shape});
+  }
+  io::CheckpointWriter writer(to, plan, {});
+  for (const auto& tensor : plan) writer.write(tensor.name, model.load(tensor.name)->bytes);
+  writer.finish();
+  io::Json config = io::read_json(to / "config.json");
+  config["num_hidden_layers"] = layers;
+  io::write_file(to / "config.json", config.dump(2), true);
+  return to.string();
+}
+
+}  // namespace
+
+const std::string& one_layer_model() {
+  static const TemporaryFolder folder;
+  static const std::string made = write_first_layers(folder / "m", 1);
+  return made;
+}
+
 const std::string& two_layer_model() {
   static const TemporaryFolder folder;
-  static const std::string made = [&] {
-    namespace fs = std::filesystem;
-    const fs::path to = folder / "m";
-    fs::copy(bundled_model(), to);  // files alone
-    fs::remove(to / "model.safetensors");
-    const auto model = io::Checkpoint::open(bundled_model());
-    std::vector<io::PlannedTensor> plan;
-    for (const auto& [name, info] : model.tensors()) {
-      const bool left_out = name.starts_with("model.layers.2.") || name.starts_with("model.layers.3.");
-      if (!left_out) plan.push_back({name, info.dtype, info.shape});
-    }
-    io::CheckpointWriter writer(to, plan, {});
-    for (const auto& tensor : plan) writer.write(tensor.name, model.load(tensor.name)->bytes);
-    writer.finish();
-    io::Json config = io::read_json(to / "config.json");
-    config["num_hidden_layers"] = 2;
-    io::write_file(to / "config.json", config.dump(2), true);
-    return to.string();
-  }();
+  static const std::string made = write_first_layers(folder / "m", 2);
   return made;
 }
 

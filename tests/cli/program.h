@@ -40,8 +40,9 @@ pid_t start_w4q_behind(std::vector<std::string> launcher, const std::vector<std:
 /// The bundled 16-bit model.
 inline std::string bundled_model() { return (testdata() / "w4q-llama-tiny").string(); }
 
-/// The first two layers of the bundled model as a model of its own, which lasts as long as this process: half of the work
-/// where what is asked is asked of every matrix alike.
+/// The first layer, or the first two, of the bundled model as a model of its own, which lasts as long as this process: a
+/// quarter or half of the work where what is asked is asked of every matrix alike.
+const std::string& one_layer_model();
 const std::string& two_layer_model();
 
 /// Copies the bundled model into `folder`, where a test may damage it.
