@@ -126,7 +126,10 @@ void write_forms_of_encoded(FrozenOutputs& outputs, const std::string& name) {
 }
 
 void write_forms_of_scheme(FrozenOutputs& outputs, const std::string& scheme) {
-  const std::string packed = outputs.write(scheme, {"quantize", outputs.model().string(), "--scheme", scheme});
+  std::vector<std::string> command{"quantize", outputs.model().string(), "--scheme", scheme};
+  const bool searches = scheme.starts_with("exl3") || scheme.starts_with("trellis");
+  if (searches) command.insert(command.end(), {"--keep", "*.mlp.*"});  // whose three quarters take long
+  const std::string packed = outputs.write(scheme, command);
   if (packed.empty()) return write_forms_of_encoded(outputs, scheme);
   write_every_form(outputs, scheme, packed);
   fs::remove_all(packed);
