@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <new>
+#include <numeric>
+#include <utility>
 
+#include "core/text.h"
 #include "io/lost_pages.h"
 #include "io/system.h"
 
@@ -22,6 +25,42 @@ Error translated() {
   } catch (const std::exception& error) {
     return Error(ErrorCode::internal, error.what()).hint("this is a bug in w4q, please report it");
   }
+}
+
+/// How many letters are put in, taken out or replaced between two words (Levenshtein).
+size_t letters_apart(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, replaced}));
+    }
+  }
+  return row.back();
+}
+
+/// "did you mean NAME? ", the one of names that is nearest to `word`; nothing where a third of its letters are others.
+std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
+  const auto apart = [&](const std::string& name) { return letters_apart(word, name); };
+  const auto nearest = std::ranges::min_element(names, {}, apart);
+  if (nearest == names.end() || 3 * apart(*nearest) > word.size()) return {};
+  return concat("did you mean ", *nearest, "? ");
+}
+
+std::vector<std::string> command_names(const CLI::App& program) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : program.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+std::vector<std::string> option_names(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
 }
 
 }  // namespace
@@ -64,8 +103,23 @@ bool shares_work(std::string_view command) {
 
 Error wrong_command_line(const CLI::App& program, const CLI::ParseError& error) {
   const auto commands = program.get_subcommands();
-  return Error(ErrorCode::bad_argument, error.what())
-      .hint(commands.empty() ? "w4q --help" : "w4q " + commands.front()->get_name() + " --help");
+  const auto first_left = [&](const CLI::App& app, bool option) {
+    const auto left = app.remaining(true);
+    const auto found = std::ranges::find_if(left, [&](const auto& word) { return word.starts_with("-") == option; });
+    return found == left.end() ? std::string() : *found;
+  };
+  if (commands.empty()) {
+    const std::string word = first_left(program, false);
+    if (word.empty()) return Error(ErrorCode::bad_argument, error.what()).hint("w4q --help");
+    return Error(ErrorCode::bad_argument, concat("no command ", printable(word)))
+        .hint(suggestion(word, command_names(program)) + "w4q --help lists them");
+  }
+  const CLI::App& command = *commands.front();
+  const std::string help = concat("w4q ", command.get_name(), " --help");
+  const std::string word = first_left(command, true);
+  if (word.empty()) return Error(ErrorCode::bad_argument, error.what()).hint(help);
+  return Error(ErrorCode::bad_argument, concat(command.get_name(), " has no option ", printable(word)))
+      .hint(suggestion(word, option_names(command)) + help);
 }
 
 Error error_in_flight() {

@@ -103,9 +103,7 @@ class SmallFloats {
         activations_ = true;
       }
     }
-    folder.quantization.notes.push_back(
-        concat(derived_.size(), " matrices are stored as small floats and read as the weights that they stand for",
-               activations_ ? "; the scales of activations are left out" : ""));
+    folder.quantization.notes.push_back(note());
     folder.small_floats = !derived_.empty();
     folder.tensors = io::Checkpoint::derive(tensors_, std::move(derived_), tensors_->derivation(), std::move(hidden_));
     folder.config.erase("quantization_config");
@@ -113,6 +111,14 @@ class SmallFloats {
   }
 
  private:
+  /// What was found, for people.
+  std::string note() const {
+    if (derived_.empty())
+      return "quantization_config promises small floats, but no matrix is stored so: it is left out";
+    return concat(derived_.size(), " matrices are stored as small floats and read as the weights that they stand for",
+                  activations_ ? "; the scales of activations are left out" : "");
+  }
+
   void add(const std::string& name, const Shape& shape, std::function<io::RowReader()> rows) {
     derived_.emplace(name, io::DerivedTensor{DType::f32, DType::bf16, shape, {}, std::move(rows)});
   }

@@ -62,6 +62,17 @@ TEST_F(LowPrecision, ConfigsInOtherPlaces) {
   EXPECT_EQ(values(old, q_proj + ".weight"), expected);
 }
 
+/// Weights that were widened beside a config that still tells of the small floats.
+TEST_F(LowPrecision, APromiseThatNoMatrixKeepsIsLeftOut) {
+  auto made = test::made_mixture(Storage::bf16);
+  made.config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+  const Folder folder = opened(made);
+  EXPECT_FALSE(folder.small_floats);
+  EXPECT_FALSE(folder.config.contains("quantization_config"));
+  ASSERT_EQ(folder.quantization.notes.size(), 1u);
+  EXPECT_NE(folder.quantization.notes[0].find("promises small floats"), std::string::npos);
+}
+
 /// Older exports of ModelOpt say nothing in config.json.
 TEST_F(LowPrecision, HfQuantConfigAlone) {
   auto made = test::made_mixture(Storage::nvfp4_modelopt);

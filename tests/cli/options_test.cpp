@@ -38,6 +38,19 @@ TEST_F(Options, DryRunPrintsThePlanAndWritesNothing) {
   EXPECT_NEAR(json["packed_bits_per_weight"].get<double>(), 3.25, 0.01);
 }
 
+TEST_F(Options, WordsThatItDoesNotKnowAreNamedWithTheNearest) {
+  const auto told = [](const std::vector<std::string>& words, std::initializer_list<const char*> parts) {
+    const auto result = run_w4q(words);
+    EXPECT_EQ(result.status, 2);
+    for (const char* part : parts) EXPECT_NE(result.err.find(part), std::string::npos) << part << "\n" << result.err;
+  };
+  told({"quantise", bundled_model()}, {"no command quantise", "did you mean quantize?"});
+  told({"frobnicate"}, {"no command frobnicate", "hint: w4q --help"});
+  told({"verify", bundled_model(), "--bass", "x"}, {"verify has no option --bass", "did you mean --base?"});
+  told({"verify", bundled_model(), "--frobnicate"}, {"no option --frobnicate", "hint: w4q verify --help"});
+  told({}, {"subcommand is required"});
+}
+
 TEST_F(Options, RecipeDecidesAloneAndFirstMatchWins) {
   const auto recipe = write("r.json", R"({"rules": [
     {"match": "model.layers.0.*", "scheme": "keep"},
