@@ -223,7 +223,9 @@ std::vector<float> mean_gram(const InputStatistics& statistics) {
           static_cast<float>(statistics.sum_squares[static_cast<size_t>(i)] * scale);
     return result;
   }
-  mirror(statistics.gram, k, result, [scale](double sum) { return static_cast<float>(sum * scale); });
+  // By way of fp32, as which a file of statistics keeps them: what is rounded is the same with a file and without.
+  mirror(statistics.gram, k, result,
+         [scale](double sum) { return static_cast<float>(static_cast<double>(static_cast<float>(sum)) * scale); });
   return result;
 }
 

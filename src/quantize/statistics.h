@@ -55,8 +55,8 @@ void check_finite(const InputStatistics& statistics, std::string_view name);
 /// Adds the sums of another run. Throws mismatch naming `name` when widths differ or only one has a Gram matrix.
 void merge(InputStatistics& statistics, const InputStatistics& other, std::string_view name);
 
-/// The mean of xᵀx as a full symmetric k × k matrix in fp32, row-major; without a Gram matrix only its diagonal is
-/// known and the rest is zero.
+/// The mean of xᵀx as a full symmetric k × k matrix in fp32, row-major, of sums that are rounded to fp32 as in a file of
+/// statistics; without a Gram matrix only its diagonal is known and the rest is zero.
 std::vector<float> mean_gram(const InputStatistics& statistics);
 
 }  // namespace w4q::quantize

@@ -91,6 +91,9 @@ TEST(Statistics, MeansOfSums) {
     EXPECT_FLOAT_EQ(gram[i * 9 + i], sums.mean_squares()[i]);
     for (size_t j = 0; j < 9; ++j) EXPECT_EQ(gram[i * 9 + j], gram[j * 9 + i]);
   }
+  auto as_in_a_file = sums;
+  for (double& sum : as_in_a_file.gram) sum = static_cast<float>(sum);
+  EXPECT_EQ(mean_gram(as_in_a_file), gram);
   const auto diagonal = mean_gram(statistics_of(x, false));
   EXPECT_FLOAT_EQ(diagonal[10], gram[10]);
   EXPECT_EQ(diagonal[1], 0.0f);
