@@ -17,6 +17,7 @@
 #include "model/parameters.h"
 #include "verify/repeated_parts.h"
 #include "verify/rungs.h"
+#include "verify/statistics_directions.h"
 #include "verify/statistics_exchanged.h"
 #include "verify/statistics_norms.h"
 #include "verify/statistics_stacks.h"
@@ -130,6 +131,7 @@ void relate(const model::OpenedModel& candidate, const LayerGroups& groups,
 /// Of linears that are stored, or decoded as they are loaded, as matrices; not of those that are packed in other layers:
 /// scales that were folded there change what is alike in all layers.
 void add_plain(const model::OpenedModel& model, const std::map<std::string, EnergySample, std::less<>>& samples,
+               const std::map<std::string, KeptRange, std::less<>>& kept,
                std::map<std::string, Energies, std::less<>>& energies) {
   const io::Checkpoint& tensors = model.folder.tensors;
   std::set<std::string, std::less<>> packed;
@@ -140,8 +142,9 @@ void add_plain(const model::OpenedModel& model, const std::map<std::string, Ener
     if (sample == samples.end() || !parameter.linear || !tensors.contains(parameter.name)) continue;
     const io::TensorInfo& info = tensors.at(parameter.name);
     if (info.shape.size() != 2 || info.shape != parameter.shape || energies.contains(sample->first)) continue;
-    energies.emplace(sample->first,
-                     energies_of(info.shape[0], info.shape[1], tensors.rows(parameter.name), sample->second));
+    const auto keep = kept.find(sample->first);
+    energies.emplace(sample->first, energies_of(info.shape[0], info.shape[1], tensors.rows(parameter.name),
+                                                sample->second, keep == kept.end() ? KeptRange{} : keep->second));
   }
 }
 
@@ -167,14 +170,21 @@ struct StatisticsCollector::State {
   const model::OpenedModel& candidate;
   LayerGroups groups = {};
   std::map<std::string, EnergySample, std::less<>> samples = {};
+  std::map<std::string, KeptRange, std::less<>> kept = {};
   StatisticsReport report = {};
   std::map<std::string, Energies, std::less<>> energies = {};
   Twins twins = {};
+
+  KeptRange kept_of(std::string_view linear) const {
+    const auto found = kept.find(linear);
+    return found == kept.end() ? KeptRange{} : found->second;
+  }
 };
 
 StatisticsCollector::StatisticsCollector(const model::OpenedModel& candidate)
     : state_(new State{candidate, related_groups(candidate)}) {
   state_->samples = energy_samples(state_->groups);
+  state_->kept = values_to_keep(state_->groups, state_->samples);
 }
 StatisticsCollector::~StatisticsCollector() = default;
 StatisticsCollector::StatisticsCollector(StatisticsCollector&&) noexcept = default;
@@ -196,7 +206,8 @@ MeasuredLinear StatisticsCollector::measure(const checkpoint::PackedLinearInfo& 
                                figures_of(packed->passes[pass])});
   }
   if (const auto sample = state_->samples.find(name); sample != state_->samples.end()) {
-    measured.energies = energies_of({name, info.n, info.k, std::move(packed), {}}, sample->second);
+    measured.energies =
+        energies_of({name, info.n, info.k, std::move(packed), {}}, sample->second, state_->kept_of(name));
   }
   return measured;
 }
@@ -217,8 +228,10 @@ StatisticsReport StatisticsCollector::report() {
     // Whose the scales are says more than that they are not those of its codes.
     if (!exchanged.contains(fault.substr(0, fault.find(": ")))) report.faults.push_back(std::move(fault));
   }
-  add_plain(candidate, state_->samples, state_->energies);
+  add_plain(candidate, state_->samples, state_->kept, state_->energies);
   relate(candidate, state_->groups, state_->energies, report);
+  for (const auto& [name, what] : misdirected(candidate, state_->groups, state_->energies))
+    report.faults.push_back(concat(printable(name), what));
   for (auto& fault : unlearnt_faults(candidate, state_->groups, report.energy, state_->energies))
     report.faults.push_back(std::move(fault));
   auto norms = check_norms(candidate, reader_columns(state_->groups, state_->energies));

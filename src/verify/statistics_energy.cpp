@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "core/float_formats.h"
 #include "core/parallel.h"
 #include "core/text.h"
 #include "model/parameters.h"
@@ -36,18 +37,6 @@ constexpr double most_in_common = 0.2;
 /// Of rows that turn together. Factors that are folded into queries and keys take their relation away, and leave another
 /// way of pairing more of it than theirs, up to some 0.35.
 constexpr double least_of_turns = 0.5;
-
-std::vector<int64_t> taken_rows(int64_t n, int64_t k, const EnergySample& sample) {
-  const int64_t blocks = (n + block_rows - 1) / block_rows;
-  const int64_t taken =
-      n * k <= sample.all_up_to ? blocks : std::clamp<int64_t>(sample.taken / (block_rows * k), 1, blocks);
-  std::vector<int64_t> rows;
-  for (int64_t i = 0; i < taken; ++i) {
-    const int64_t first = i * blocks / taken * block_rows;
-    for (int64_t row = first; row < std::min(first + block_rows, n); ++row) rows.push_back(row);
-  }
-  return rows;
-}
 
 std::vector<double> reordered(std::span<const double> series, const ChannelOrder& order) {
   std::vector<double> result(series.size());
@@ -503,10 +492,22 @@ double add_squares(const float* row, std::span<float> columns) {
   return sum;
 }
 
+/// Copies what is kept of `count` rows from `first` on.
+void keep_values(int64_t first, int64_t count, std::span<const float> values, KeptValues& kept) {
+  const auto& [rows, cols] = kept.range;
+  const size_t width = values.size() / static_cast<size_t>(count);
+  for (auto at = std::ranges::lower_bound(rows, first); at != rows.end() && *at < first + count; ++at) {
+    const auto row = values.subspan(static_cast<size_t>(*at - first) * width, width);
+    uint16_t* out = kept.values.data() + static_cast<size_t>(at - rows.begin()) * cols.size();
+    for (size_t i = 0; i < cols.size(); ++i) out[i] = bf16_from_f32(row[static_cast<size_t>(cols[i])]);
+  }
+}
+
 /// `decode(first, count, values)`: rows [count, k] from `first` on.
-Energies energies_by(int64_t n, int64_t k, const EnergySample& sample,
+Energies energies_by(int64_t n, int64_t k, const EnergySample& sample, const KeptRange& keep,
                      const std::function<void(int64_t, int64_t, float*)>& decode) {
   Energies result{.n = n, .k = k, .rows_taken = taken_rows(n, k, sample), .rows = {}, .cols = {}};
+  result.kept = {keep, std::vector<uint16_t>(keep.rows.size() * keep.cols.size())};
   const auto taken = static_cast<int64_t>(result.rows_taken.size());
   const auto width = static_cast<size_t>(k);
   const int64_t blocks = (taken + block_rows - 1) / block_rows;
@@ -523,6 +524,9 @@ Energies energies_by(int64_t n, int64_t k, const EnergySample& sample,
         const int64_t at = block * block_rows, count = std::min(block_rows, taken - at);
         const int64_t begin = result.rows_taken[static_cast<size_t>(at)];
         decode(begin, count, values.data());
+        if (!keep.rows.empty()) {
+          keep_values(begin, count, std::span(values).first(static_cast<size_t>(count) * width), result.kept);
+        }
         std::ranges::fill(squares, 0.0f);
         for (int64_t r = 0; r < count; ++r) {
           const double sum = add_squares(values.data() + static_cast<size_t>(r) * width, squares);
@@ -543,6 +547,18 @@ Energies energies_by(int64_t n, int64_t k, const EnergySample& sample,
 }
 
 }  // namespace
+
+std::vector<int64_t> taken_rows(int64_t n, int64_t k, const EnergySample& sample) {
+  const int64_t blocks = (n + block_rows - 1) / block_rows;
+  const int64_t taken =
+      n * k <= sample.all_up_to ? blocks : std::clamp<int64_t>(sample.taken / (block_rows * k), 1, blocks);
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < taken; ++i) {
+    const int64_t first = i * blocks / taken * block_rows;
+    for (int64_t row = first; row < std::min(first + block_rows, n); ++row) rows.push_back(row);
+  }
+  return rows;
+}
 
 double Agreement::sigmas() const noexcept {
   // Of rank correlations, 6 % more than of others.
@@ -569,14 +585,15 @@ Agreement agreement(std::span<const double> a, std::span<const double> b) {
   return {norm > 0 ? product / norm : 0, count};
 }
 
-Energies energies_of(const kernels::LinearWeight& weight, const EnergySample& sample) {
-  return energies_by(weight.n, weight.k, sample, [&](int64_t begin, int64_t count, float* values) {
+Energies energies_of(const kernels::LinearWeight& weight, const EnergySample& sample, const KeptRange& keep) {
+  return energies_by(weight.n, weight.k, sample, keep, [&](int64_t begin, int64_t count, float* values) {
     kernels::decode_rows(weight, begin, begin + count, {values, count, weight.k});
   });
 }
 
-Energies energies_of(int64_t n, int64_t k, const io::RowReader& read, const EnergySample& sample) {
-  return energies_by(n, k, sample, [&](int64_t begin, int64_t count, float* values) {
+Energies energies_of(int64_t n, int64_t k, const io::RowReader& read, const EnergySample& sample,
+                     const KeptRange& keep) {
+  return energies_by(n, k, sample, keep, [&](int64_t begin, int64_t count, float* values) {
     for (int64_t row = 0; row < count; ++row) read(begin + row, {values + row * k, static_cast<size_t>(k)});
   });
 }

@@ -3,6 +3,7 @@
 // another order, is not.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -14,6 +15,15 @@
 
 namespace w4q::verify {
 
+/// Values that are kept as they are: of these rows those of these columns, both ascending.
+struct KeptRange {
+  std::vector<int64_t> rows, cols;
+};
+struct KeptValues {
+  KeptRange range;
+  std::vector<uint16_t> values;  ///< BF16, row by row
+};
+
 /// Logarithms of sums of squares, as decoded.
 struct Energies {
   int64_t n = 0, k = 0;
@@ -21,6 +31,7 @@ struct Energies {
   std::vector<double> rows;         ///< of those; −infinity: zeros alone
   std::vector<double> cols;         ///< over those rows
   double mean = 0;                  ///< log of the mean square of a weight
+  KeptValues kept = {};
 };
 
 /// How much of a weight is decoded: all up to so many weights, of a larger one blocks of 16 rows spread evenly.
@@ -28,9 +39,12 @@ struct EnergySample {
   int64_t all_up_to = int64_t{1} << 22, taken = int64_t{1} << 21;
 };
 
-Energies energies_of(const kernels::LinearWeight& weight, const EnergySample& sample = {});
+Energies energies_of(const kernels::LinearWeight& weight, const EnergySample& sample = {}, const KeptRange& keep = {});
 /// The same of n × k weights whose rows `read` decodes.
-Energies energies_of(int64_t n, int64_t k, const io::RowReader& read, const EnergySample& sample = {});
+Energies energies_of(int64_t n, int64_t k, const io::RowReader& read, const EnergySample& sample = {},
+                     const KeptRange& keep = {});
+/// The rows of a weight that are decoded, ascending.
+std::vector<int64_t> taken_rows(int64_t n, int64_t k, const EnergySample& sample);
 
 /// Which linears of `groups` are decoded, and how much of each: of experts less, and no more of them than 2^31 weights
 /// together, each so manyth expert then.

@@ -34,6 +34,13 @@ constexpr ChannelOrder all_orders[] = {
     {"8 places back", 16, [](size_t i, size_t size) { return (i + size - 8) % size; }},
     {"32 places on", 64, [](size_t i, size_t size) { return (i + 32) % size; }},
     {"32 places back", 64, [](size_t i, size_t size) { return (i + size - 32) % size; }},
+    {"64 places on", 128, [](size_t i, size_t size) { return (i + 64) % size; }},
+    {"64 places back", 128, [](size_t i, size_t size) { return (i + size - 64) % size; }},
+    {"with its middle quarters exchanged", 4,
+     [](size_t i, size_t size) {
+       const size_t quarter = size / 4, at = i / quarter;
+       return at == 1 ? i + quarter : at == 2 ? i - quarter : i;
+     }},
     {"with even and odd places apart", 2,
      [](size_t i, size_t size) { return i < size / 2 ? 2 * i : 2 * (i - size / 2) + 1; }},
     {"with even and odd 64s apart", 128, [](size_t i, size_t size) { return apart(i, size, 64); }},
