@@ -1065,16 +1065,75 @@ class BlockJudge {
                   fixed(figures.reordered.match.value, 2), " (1: wholly) with ", figures.reordered.order);
   }
 
+  /// Whether codes are those of weights of many values, as trained ones have: of a few values scales follow as they like.
+  static bool has_many_values(const BlockFigures& figures) {
+    constexpr size_t fewest_codes = 8, looked_at = 64;
+    constexpr double most_of_one = 0.35;
+    const auto& shares = figures.histogram;
+    if (shares.size() < fewest_codes) return false;
+    return std::ranges::max(shares) < most_of_one &&
+           4 * codes_in_use(figures) >= 3 * static_cast<std::ptrdiff_t>(std::min(shares.size(), looked_at));
+  }
+
+  /// Whoever scales by the largest weight of a block leaves codes that vary the less the larger the scale is, whatever the
+  /// weights are; so a relation that a whole role lacks, or all of a file, is lost and not the model's.
+  static bool scales_by_largest(const BlockSubject& subject) {
+    return subject.scheme.starts_with("int") || subject.scheme.starts_with("nvfp4") ||
+           subject.scheme.starts_with("mxfp") || subject.scheme.starts_with("fp8");
+  }
+
+  enum class Lost { alone, with_role, with_all };
+
+  /// A relation of several weights, each as well known as it is.
+  struct Pooled {
+    double weights = 0, sum = 0;
+    size_t all = 0, lost = 0, sound = 0;
+    void add(const Slope& one, bool is_lost, bool is_sound) {
+      weights += 1 / (one.error * one.error), sum += one.value / (one.error * one.error);
+      ++all, lost += is_lost, sound += is_sound;
+    }
+    /// Whether none of them has it, and all of them together surely not.
+    bool is_lost(double least) const {
+      return all > 0 && lost == all && sum / weights + beyond_chance / std::sqrt(weights) < least;
+    }
+  };
+
+  /// Whether all of a role have lost a relation that all others have, or all of a file.
+  Lost lost_together(const BlockSubject& subject, Slope BlockFigures::*relation, double least, double sound) const {
+    constexpr size_t fewest_of_role = 4, fewest_others = 8, fewest_in_all = 12;
+    if (!scales_by_largest(subject) || !has_many_values(subject.figures)) return Lost::alone;
+    Pooled role, others, all;
+    for (const BlockSubject& other : all_) {
+      const Slope& one = other.figures.*relation;
+      if (other.scheme != subject.scheme || !(one.error > 0)) continue;
+      const bool is_lost = one.value < least && has_many_values(other.figures), is_sound = one.value > sound;
+      (other.role == subject.role ? role : others).add(one, is_lost, is_sound), all.add(one, is_lost, is_sound);
+    }
+    const bool others_have_it = others.all >= fewest_others &&
+                                static_cast<double>(others.sound) >= most_peers * static_cast<double>(others.all);
+    if (role.all >= fewest_of_role && role.is_lost(least) && others_have_it) return Lost::with_role;
+    return all.all >= fewest_in_all && all.is_lost(least) ? Lost::with_all : Lost::alone;
+  }
+  static std::string_view who_has(Lost lost) {
+    return lost == Lost::with_role ? "; those of all other roles do, of this one none"
+                                   : "; no weight of this file has its own";
+  }
+
   std::string match_fault(const BlockSubject& subject) const {
     const BlockFigures& figures = subject.figures;
     const auto [slope, error] = figures.match;
-    if (!(error > 0) || figures.scale_spread < least_scale_spread || std::abs(slope) > nothing_within * error ||
-        std::abs(slope) + beyond_chance * error > least_scale_match) {
-      return {};
-    }
-    if (!others_are(subject, [](const auto& other) { return other.match.value > sound_match; })) return {};
+    if (!(error > 0) || figures.scale_spread < least_scale_spread || slope > least_scale_match) return {};
+    const bool unrelated =
+        std::abs(slope) <= nothing_within * error && std::abs(slope) + beyond_chance * error <= least_scale_match;
+    const bool alone =
+        unrelated && others_are(subject, [](const auto& other) { return other.match.value > sound_match; });
+    const Lost lost =
+        alone ? Lost::alone : lost_together(subject, &BlockFigures::match, least_scale_match, sound_match);
+    if (!alone && lost == Lost::alone) return {};
     return concat("scales do not belong to the codes of their blocks: they follow from them by ", fixed(slope, 2),
-                  ", give or take ", fixed(error, 3), ", in the other weights by more than ", sound_match);
+                  ", give or take ", fixed(error, 3),
+                  alone ? ", in the other weights by more than " : ", where sound ones do by more than ", sound_match,
+                  alone ? "" : who_has(lost));
   }
 
   /// One number for all groups of one weight, where those of all others differ.
@@ -1127,10 +1186,15 @@ class BlockJudge {
 
   std::string zero_fault(const BlockSubject& subject) const {
     const auto [slope, error] = subject.figures.zeros;
-    if (!(error > 0) || slope + beyond_chance * error > least_zero_match) return {};
-    if (!others_are(subject, [](const auto& other) { return other.zeros.value > sound_zeros; })) return {};
+    if (!(error > 0) || slope > least_zero_match) return {};
+    const bool alone = slope + beyond_chance * error <= least_zero_match &&
+                       others_are(subject, [](const auto& other) { return other.zeros.value > sound_zeros; });
+    const Lost lost = alone ? Lost::alone : lost_together(subject, &BlockFigures::zeros, least_zero_match, sound_zeros);
+    if (!alone && lost == Lost::alone) return {};
     return concat("zero points do not belong to the codes of their groups: mean codes follow them by ", fixed(slope, 2),
-                  ", give or take ", fixed(error, 3), ", in the other weights by more than ", sound_zeros);
+                  ", give or take ", fixed(error, 3),
+                  alone ? ", in the other weights by more than " : ", where sound ones do by more than ", sound_zeros,
+                  alone ? "" : who_has(lost));
   }
 
   std::span<const BlockSubject> all_;
