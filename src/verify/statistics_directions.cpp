@@ -100,6 +100,9 @@ std::vector<int64_t> spread(const std::vector<int64_t>& all, size_t most) {
   return result;
 }
 
+/// Channels of the stream that are kept: the more, the better is known what points where, and small models have few rows.
+size_t channels_of(const PlannedLinear& writer) { return writer.n * writer.k > int64_t{1} << 20 ? 128 : 192; }
+
 class Keeper {
  public:
   explicit Keeper(const std::map<std::string, EnergySample, std::less<>>& samples) : samples_(samples) {}
@@ -571,7 +574,7 @@ class DirectionCheck {
 
 std::map<std::string, KeptRange, std::less<>> values_to_keep(
     const LayerGroups& groups, const std::map<std::string, EnergySample, std::less<>>& samples) {
-  constexpr size_t channels = 192, neurons = 512, most_of_experts = size_t{1} << 26;
+  constexpr size_t most_of_experts = size_t{1} << 26, neurons = 512, rows_of_heads = 256;
   constexpr size_t expert_channels = 256, expert_neurons = 128, fewest = 16;
   Keeper keeper(samples);
   const auto parts = neurons_of(groups);
@@ -580,10 +583,10 @@ std::map<std::string, KeptRange, std::less<>> values_to_keep(
   const size_t of_stream = std::clamp(of_expert / expert_neurons, 4 * fewest, expert_channels);
   for (const Neurons& part : parts) {
     const bool expert = part.expert >= 0;
-    keeper.keep(part, expert ? of_stream : channels,
+    keeper.keep(part, expert ? of_stream : channels_of(*part.down),
                 expert ? std::clamp(of_expert / of_stream, fewest, expert_neurons) : neurons);
   }
-  for (const Heads& part : heads_of(groups)) keeper.keep(part, channels, neurons);
+  for (const Heads& part : heads_of(groups)) keeper.keep(part, channels_of(*part.output), rows_of_heads);
   return std::move(keeper).kept();
 }
 
