@@ -505,15 +505,18 @@ bool is_squared(const Measured& one) {
 }
 std::string squared_fault(const Measured& one, const std::vector<Measured>& all) {
   if (one.sparse || !is_squared(one)) return {};
-  // Folded scales of a great range leave one as steep, but not as small.
-  constexpr double small = 30;
+  // Folded scales of a great range leave one as steep, or all, but not as small.
+  constexpr double small = 30, smaller_than_weights = 5e-4;
+  const auto is_steep = [](const Measured& other) {
+    return other.slope.value > 1.4 && other.size < smaller_than_weights;
+  };
   size_t others = 0, steep = 0, sound = 0;
   for (const Measured& other : all) {
     if (&other == &one || other.points < fewest_blocks) continue;
-    ++others, steep += other.slope.value > 1.4, sound += other.slope.value < 1.4 && other.size > small * one.size;
+    ++others, steep += is_steep(other), sound += other.slope.value < 1.4 && other.size > small * one.size;
   }
   constexpr size_t fewest = 6;
-  if (others < fewest || (10 * sound < 9 * others && 10 * steep < 9 * others)) return {};
+  if (others < fewest || (10 * sound < 9 * others && !(is_steep(one) && 10 * steep >= 9 * others))) return {};
   return concat("has squares of scales: they follow from its codes by ", fixed(one.slope.value, 2),
                 ", where sound ones do by 1");
 }

@@ -86,6 +86,45 @@ void ids_by_alphabet(const TokenTable& table, std::vector<std::string>& faults) 
                           "anew, the embeddings were not"));
 }
 
+/// Whether it is one of the 256 letters that stand for bytes.
+bool stands_for_byte(std::string_view text) {
+  constexpr unsigned last = 0x143;  // code point
+  if (text.size() == 1) return static_cast<unsigned char>(text[0]) < 0x80;
+  if (text.size() != 2 || characters_in(text) != 1) return false;
+  return ((static_cast<unsigned char>(text[0]) & 0x1Fu) << 6 | (static_cast<unsigned char>(text[1]) & 0x3Fu)) <= last;
+}
+
+/// Where letters for bytes have ids in a row, these follow their code points; and what merges make stands behind them.
+void letters_of_bytes(const TokenTable& table, const Json& merges, std::vector<std::string>& faults) {
+  constexpr size_t bytes = 256;
+  std::vector<std::string> letters;
+  std::vector<int64_t> ids;
+  for (const auto& [id, text] : table.texts) {
+    if (!table.added.contains(id) && stands_for_byte(text)) letters.push_back(text), ids.push_back(id);
+  }
+  if (letters.size() != bytes || ids.back() - ids.front() + 1 != std::ssize(ids)) return;
+  auto sorted = letters;
+  std::ranges::sort(sorted);
+  std::vector<size_t> moved;
+  for (size_t i = 0; i < bytes; ++i) {
+    if (letters[i] != sorted[i]) moved.push_back(i);
+  }
+  if (moved.size() == 2) {
+    faults.push_back(concat("tokenizer.json: \"", printable(letters[moved[0]]), "\" and \"",
+                            printable(letters[moved[1]]),
+                            "\" have each other's ids: all other letters for bytes follow ", "their code points"));
+  }
+  const auto before = table.texts.find(ids.front() - 1);
+  if (before == table.texts.end() || table.added.contains(before->first) || !merges.is_array()) return;
+  const auto makes = [&](const Json& merge) {
+    const auto [left, right] = parts_of(merge);
+    return left + right == before->second;
+  };
+  if (std::ranges::none_of(merges, makes)) return;
+  faults.push_back(concat("tokenizer.json: id ", before->first, " is \"", printable(before->second),
+                          "\", which a merge makes, before all letters for bytes: ids are off by one"));
+}
+
 void expect_id(const TokenTable& table, const Json& text, const Json& id, std::vector<std::string>& faults) {
   if (!text.is_string() || !id.is_number_integer()) return;
   const auto found = table.ids.find(text.get<std::string>());
@@ -146,6 +185,7 @@ void add_contradictions_of_vocabulary(const TokenTable& table, std::vector<std::
   if (const Json& type = member(model, "type"); type == "BPE") {
     tokens_without_merges(table, faults);
     ids_by_alphabet(table, faults);
+    letters_of_bytes(table, merges, faults);
   } else if (type.is_string() && merges.is_array() && !merges.empty()) {
     faults.push_back(concat("tokenizer.json: its model is ", printable(type.dump()), " and has ", merges.size(),
                             " merges, as BPE alone has them"));

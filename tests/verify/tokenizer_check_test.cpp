@@ -141,6 +141,20 @@ TEST_F(TokenizerRung, NamesIdsThatFollowTheAlphabet) {
   expect_alone("tokens follow the alphabet");
 }
 
+TEST_F(TokenizerRung, NamesLettersInEachOthersPlace) {
+  change("tokenizer.json", [](io::Json& json) { std::swap(json["model"]["vocab"]["a"], json["model"]["vocab"]["b"]); });
+  expect_alone("\"b\" and \"a\" have each other's ids");
+}
+
+TEST_F(TokenizerRung, NamesIdsThatAreOffByOne) {
+  change("tokenizer.json", [](io::Json& json) {
+    auto& vocabulary = json["model"]["vocab"];
+    const auto count = static_cast<int64_t>(vocabulary.size());
+    for (auto& [text, id] : vocabulary.items()) id = (id.get<int64_t>() + 1) % count;
+  });
+  expect_alone("before all letters for bytes: ids are off by one");
+}
+
 TEST_F(TokenizerRung, NamesWhatItAddsUnderOtherIds) {
   change("tokenizer.json", [](io::Json& json) {
     std::string text = json["post_processor"].dump();
