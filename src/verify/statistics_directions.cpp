@@ -28,6 +28,8 @@ constexpr double as_clearly = 3;
 /// Means of cosines over their own spread: of an up and its down in some layer, and of gates, which have no side.
 constexpr double one_sided = 8, some_side = 5, no_side = 4;
 constexpr size_t fewest_pairs = 64;
+/// What one pair counts at most, in standard deviations of chance.
+constexpr double most_of_pair = 4;
 
 // ---- what is kept ----
 
@@ -241,7 +243,8 @@ class Alignment {
       const auto other = b_.find(partner(others.channels[i]));
       if (!other) continue;
       const double found = cosine(others.at(i), b_.at(*other));
-      sum += found * found, ++count;
+      // Rows of which few codes are left may be each other's by chance: no pair says more than that it goes together.
+      sum += std::min(found * found, mean_ + most_of_pair * deviation_), ++count;
     }
     return count < fewest_pairs || !(deviation_ > 0) ? 0 : (sum / count - mean_) / (deviation_ / std::sqrt(count));
   }
