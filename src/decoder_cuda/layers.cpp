@@ -24,8 +24,8 @@ void CudaDecoder::Impl::embed(const int32_t* ids, int64_t rows, bool overlap, co
   args.cols = config.hidden_size;
   args.x = residual.as<float>();
   args.scale = static_cast<float>(config.embedding_scale);
-  args.overlap = overlap;
   args.angles = angles;
+  // Never while the step before still runs: attention reads the position and the cache as soon as its launch begins.
   kernels::embed_cuda(args, stream);
   const auto& own = model.layer_embeddings();
   if (!own) return;

@@ -69,7 +69,9 @@ struct DecodeAttentionArgs {
   const float* sinks = nullptr;    ///< [heads], or null
   __half* out = nullptr;           ///< [heads · head_dim]
   std::byte* workspace = nullptr;  ///< decode_attention_workspace() bytes, aligned to 256, zeroed once
-  bool overlap = false;            ///< elementwise_cuda.h
+  /// elementwise_cuda.h; the launch before leaves `qkv` and nothing else that is read here: the position, the cache and
+  /// the tables of angles that are not `single` stood before it began.
+  bool overlap = false;
   // fp4r
   int64_t capacity = 0;           ///< tokens that the workspace was asked for
   float delta = INFINITY;         ///< pages whose scores stay this far (nats) below those that matter are skipped

@@ -34,30 +34,23 @@ __global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
   device::trigger_dependent_launch();
+  // Only q, k and v are the launch before's.
   BlockHeads heads(task);
-  prefetch_table(task.layer);
-  device::wait_grid_dependency();
-  // Of many blocks, only a long context needs the later ones: they ask where the token stands before anything else.
-  const bool certain = static_cast<int>(blockIdx.x) < certain_splits * (heads.can_halve() ? 2 : 1);
-  int position = 0;
-  if (!certain) {
-    position = read_position(task);
-    const SeenPages seen(task, position);
-    const Sharers sharers(heads, seen.pages);
-    if (sharers.split >= Stretch(seen, sharers.split, sharers.splits).active) return;
-  }
-  EarlyLoads<dim> early(task, heads);
-  if (certain) position = read_position(task);
-  const SeenPages seen(task, position);
+  const SeenPages seen(task, read_position(task));
   const Sharers sharers(heads, seen.pages);
   const Stretch stretch(seen, sharers.split, sharers.splits);
   if (sharers.split >= stretch.active) return;
+  EarlyLoads<dim> early(task, heads);
+  early.look_up(task, seen.position);
+  prefetch_sinks(task, heads);
   if (sharers.apart > 1) heads.halve(sharers.first != 0);
   const bool last = sharers.split + 1 == stretch.active;
   auto& space = shared.spaces[threadIdx.x / 32];
   const PoolPages<dim> pages(task.layer, stretch.first, 1, stretch.past - stretch.first);
   const auto attend = [&](auto& attending, float* row) {
     attending.begin();
+    device::wait_grid_dependency();
+    early.ask(task);
     prepare_heads<type, dim>(task, heads, early, stretch.position, last, row, shared.queries, shared.fresh);
     typename PageKeys<type, dim>::Queries queries;
     if constexpr (has_low_parts(type)) {
@@ -99,13 +92,15 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   device::trigger_dependent_launch();
   prefetch_table(task.layer);
   device::wait_grid_dependency();
-  const int split = static_cast<int>(blockIdx.x);
+  const int split = static_cast<int>(blockIdx.y);
   const BlockHeads heads(task);
   EarlyLoads<dim> early(task, heads);
-  const Stretch stretch(SeenPages(task, read_position(task)), split, static_cast<int>(gridDim.x));
+  early.ask(task);
+  const Stretch stretch(SeenPages(task, read_position(task)), split, static_cast<int>(gridDim.y));
   const int active =
-      min(static_cast<int>(gridDim.x), (stretch.pages + pruned_pages_per_split - 1) / pruned_pages_per_split);
+      min(static_cast<int>(gridDim.y), (stretch.pages + pruned_pages_per_split - 1) / pruned_pages_per_split);
   if (split >= active) return;
+  early.look_up(task, stretch.position);
   const bool last = split + 1 == active;
   const int warp = static_cast<int>(threadIdx.x / 32);
   auto& space = shared.spaces[warp];
@@ -234,7 +229,7 @@ void decode_attention_cuda(const DecodeAttentionArgs& args, const device::Stream
   task.group = args.heads / layer.kv_heads;
   task.head_tiles = plan.head_tiles;
   const decode::Grid grid{
-      dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(layer.kv_heads * plan.head_tiles)), args.overlap};
+      dim3(static_cast<unsigned>(layer.kv_heads * plan.head_tiles), static_cast<unsigned>(plan.splits)), args.overlap};
   switch (layer.type) {
     case KvType::f16:
       return decode::launch_type<KvType::f16>(task, grid, stream);

@@ -18,8 +18,6 @@ template <int dim>
 inline constexpr int threads = warps<dim> * 32;
 /// Pages that a block takes at least, before another one joins.
 inline constexpr int pages_per_split = 8;
-/// Splits of a key head that ask for their heads before they know whether they have pages.
-inline constexpr int certain_splits = 4;
 inline constexpr float log2_e = 1.4426950408889634f;
 /// Below every score, and still finite: differences of two of it are zero.
 inline constexpr float lowest = -1e30f;
@@ -49,8 +47,8 @@ struct BlockHeads {
   int before = 0;  ///< of which so many stand in front of these
 
   __device__ explicit BlockHeads(const Task& task) {
-    kv_head = static_cast<int>(blockIdx.y) / task.head_tiles;
-    const int index = static_cast<int>(blockIdx.y) % task.head_tiles;
+    kv_head = static_cast<int>(blockIdx.x) / task.head_tiles;
+    const int index = static_cast<int>(blockIdx.x) % task.head_tiles;
     first = kv_head * task.group + index * tile_heads;
     count = tile = min(tile_heads, task.group - index * tile_heads);
   }
@@ -64,14 +62,14 @@ struct BlockHeads {
   }
 };
 
-/// Who shares the pages of a tile of heads: blocks next to each other, or every second one, where two share the heads as
+/// Who shares the pages of a tile of heads: blocks blockIdx.y, or every second one of them, where two share the heads as
 /// well. They do while none of them gets more pages than a block takes at least: each then has half of the heads to
 /// prepare, to multiply and to bring together, and what it reads twice comes from the L2 cache.
 struct Sharers {
   int first = 0, apart = 1;  ///< blocks first, first + apart …
   int split, splits;
 
-  __device__ Sharers() : split(static_cast<int>(blockIdx.x)), splits(static_cast<int>(gridDim.x)) {}
+  __device__ Sharers() : split(static_cast<int>(blockIdx.y)), splits(static_cast<int>(gridDim.y)) {}
   __device__ Sharers(const BlockHeads& heads, int pages) : Sharers() {
     if (!heads.can_halve() || pages > pages_per_split * (splits / 2)) return;
     first = split % 2, apart = 2;
@@ -107,7 +105,7 @@ struct Stretch : SeenPages {
   __device__ bool sees(int token) const { return token >= oldest && token < position; }
 };
 
-/// The position as it stands now: not from a register, because it is asked for before and after a wait.
+/// The position as it stands now, which a constant would not be.
 __device__ __forceinline__ int read_position(const Task& task) {
   int position;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(position) : "l"(task.position) : "memory");
@@ -123,6 +121,12 @@ __device__ __forceinline__ void prefetch_table(const PagedLayer& layer) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(layer.table + i));
 }
 
+/// Brings the block's sinks to the L2 cache: they come in when sums are joined.
+__device__ __forceinline__ void prefetch_sinks(const Task& task, const BlockHeads& heads) {
+  if (task.sinks == nullptr || static_cast<int>(threadIdx.x) >= heads.tile) return;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(task.sinks + heads.first + threadIdx.x));
+}
+
 /// A query head of the tile, or the key or value head of the token: which, and where it stands.
 struct Item {
   bool query, key;
@@ -135,11 +139,29 @@ struct Item {
   }
 };
 
-/// A head of the token as it comes, a lane's values.
+/// The weights of a head's norm, a lane's.
+template <int dim>
+struct HeadNorm {
+  const float* from = nullptr;  ///< null: it has none
+  float weights[dim / 32];
+
+  __device__ HeadNorm(const Task& task, const Item& item) {
+    if (item.query || item.key) from = item.query ? task.rotation.q_norm : task.rotation.k_norm;
+    if (from == nullptr) return;
+#pragma unroll
+    for (int j = 0; j < dim / 32; ++j) {
+      const int i = static_cast<int>(threadIdx.x) % 32 + 32 * j;
+      weights[j] = i < task.layer.head_dim ? __ldg(from + i) : 0.0f;
+    }
+  }
+};
+
+/// A head of the token, a lane's values: as it comes, and with its norm.
 template <int dim>
 struct RawHead {
   float values[dim / 32];
 
+  RawHead() = default;
   __device__ RawHead(const Task& task, const Item& item) {
     const float* const from = task.qkv + int64_t{item.head} * task.layer.head_dim;
 #pragma unroll
@@ -148,18 +170,38 @@ struct RawHead {
       values[j] = i < task.layer.head_dim ? from[i] : 0.0f;
     }
   }
+  /// By the whole warp.
+  __device__ void normalize(const Task& task, const HeadNorm<dim>& norm) {
+    if (norm.from == nullptr) return;
+    float sum = 0;
+#pragma unroll
+    for (const float value : values) sum = fmaf(value, value, sum);
+    const float mean = warp_sum(sum) / static_cast<float>(task.layer.head_dim);
+    const float scale = 1.0f / sqrtf(mean + task.rotation.eps);
+#pragma unroll
+    for (int j = 0; j < dim / 32; ++j) values[j] = norm.weights[j] * (values[j] * scale);
+  }
 };
 
-/// What a warp asks for before it knows where the token stands: its first head of the tile, whoever has that in the end, and
-/// the angles, where they do not depend on the position.
+/// What a warp asks for of its first head of the tile, whoever has that in the end: where the token is stored and the
+/// weights of the head's norm, which the stream of all weights pushes out of the L2 cache from one token to the next, as
+/// soon as it can; then the head and the angles, where they do not depend on the position.
 template <int dim>
 struct EarlyLoads {
+  Item item;
+  HeadNorm<dim> norm;
   RawHead<dim> head;
   Angles<dim> angles;
+  int place;  ///< of the token's page in the pool
 
   __device__ EarlyLoads(const Task& task, const BlockHeads& heads)
-      : head(task, Item(task, heads, min(static_cast<int>(threadIdx.x) / 32, heads.tile + 1))),
-        angles(task.rotation.cosine, task.rotation.sine, task.rotation.single ? task.rotation.pairs : 0) {}
+      : item(task, heads, min(static_cast<int>(threadIdx.x) / 32, heads.tile + 1)), norm(task, item) {}
+  __device__ void look_up(const Task& task, int position) { place = task.layer.table[position / kv_page_tokens]; }
+  /// Once q, k and v are there.
+  __device__ void ask(const Task& task) {
+    head = RawHead<dim>(task, item);
+    if (task.rotation.single) angles = Angles<dim>(task.rotation.cosine, task.rotation.sine, task.rotation.pairs);
+  }
 };
 
 /// A query in shared memory; what is behind it keeps lanes that read eight of them out of each other's banks.
@@ -186,7 +228,6 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
                               bool stores, float* row, QueryRow<dim> (&queries)[query_rows<type>], std::byte* fresh) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int head_dim = task.layer.head_dim;
   const HeadRotation& rotation = task.rotation;
   const int low_at = has_low_parts(type) ? low_parts_at(heads.count) : tile_heads;
   if (!rotation.single) {
@@ -197,12 +238,12 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
     const Item item(task, heads, index);
     const int query = index - heads.before;  // of the block
     if (item.query && static_cast<unsigned>(query) >= static_cast<unsigned>(heads.count)) continue;
-    if (index != warp) early.head = RawHead<dim>(task, item);
+    if (index != warp) early.norm = HeadNorm<dim>(task, item), early.head = RawHead<dim>(task, item);
+    early.head.normalize(task, early.norm);
 #pragma unroll
     for (int j = 0; j < dim / 32; ++j) row[lane + 32 * j] = early.head.values[j];
     __syncwarp();
     if (item.query || item.key) {
-      normalize_head(row, item.query ? rotation.q_norm : rotation.k_norm, head_dim, rotation.eps);
       rotate_head(row, early.angles, rotation.pairs);
       if (type == KvType::q4 && kv_transforms_keys(task.layer.type)) transform_head<dim>(row, dim);
     }
@@ -214,9 +255,8 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
       }
     } else {
       const int bytes = item.key ? kv_head_page_bytes(type, dim) : kv_value_page_bytes(type, dim);
-      std::byte* const page =
-          head_page(item.key ? task.layer.keys : task.layer.values, task.layer.table[position / kv_page_tokens],
-                    task.layer.kv_heads, heads.kv_head, bytes);
+      std::byte* const page = head_page(item.key ? task.layer.keys : task.layer.values, early.place,
+                                        task.layer.kv_heads, heads.kv_head, bytes);
       std::byte* const own = fresh + (item.key ? 0 : kv_head_page_bytes(type, dim));
       encode_row(type, item.key, row, dim, position % kv_page_tokens, {page, own});
     }

@@ -50,6 +50,7 @@ template <int dim>
 struct Angles {
   float cosine[dim / 64], sine[dim / 64];
 
+  Angles() = default;
   __device__ __forceinline__ Angles(const float* cosines, const float* sines, int pairs) {
 #pragma unroll
     for (int j = 0; j < dim / 64; ++j) {

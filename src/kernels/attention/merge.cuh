@@ -143,7 +143,7 @@ struct Merging {
 
   /// Words of a block.
   __device__ frame::MailboxWord* mailbox(int split) const {
-    return task.mailboxes + (static_cast<int64_t>(blockIdx.y * gridDim.x) + sharers.block(split)) * stride;
+    return task.mailboxes + (static_cast<int64_t>(blockIdx.x * gridDim.y) + sharers.block(split)) * stride;
   }
   __device__ int values() const { return heads.count * half; }
   __device__ Mean own(int i) const { return block_mean<dim>(spaces, i / half, i % half); }

@@ -339,7 +339,7 @@ class PageList {
   }
   __device__ void record(int page, bool keep) const {
     const int bit = page - stretch_.begin;
-    uint32_t* const word = task_.keep_mask + int64_t{blockIdx.y} * task_.mask_words + bit / 32;
+    uint32_t* const word = task_.keep_mask + int64_t{blockIdx.x} * task_.mask_words + bit / 32;
     if (keep) {
       atomicOr(word, 1u << bit % 32);
     } else {
@@ -357,7 +357,7 @@ class PageList {
 __device__ inline void count_kept(const Task& task, int split, int active, int kept) {
   if (task.kept == nullptr) return;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  frame::MailboxWord* const mailboxes = task.kept_mailboxes + static_cast<int64_t>(blockIdx.y * gridDim.x);
+  frame::MailboxWord* const mailboxes = task.kept_mailboxes + static_cast<int64_t>(blockIdx.x * gridDim.y);
   if (split + 1 < active) {
     if (lane == 0) frame::send(mailboxes + split, static_cast<float>(kept));
     return;
@@ -365,7 +365,7 @@ __device__ inline void count_kept(const Task& task, int split, int active, int k
   float others[1] = {};
   for (int other = lane; other < active - 1; other += 32) frame::receive(mailboxes + other, 1, others);
   const float sum = warp_sum(others[0]);
-  if (lane == 0) task.kept[blockIdx.y] = kept + static_cast<int>(sum);
+  if (lane == 0) task.kept[blockIdx.x] = kept + static_cast<int>(sum);
 }
 
 }  // namespace w4q::kernels::decode

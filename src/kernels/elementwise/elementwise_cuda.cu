@@ -168,7 +168,6 @@ __device__ float widen(T value) {
 template <class T>
 __global__ void embed_kernel(const EmbedArgs args) {
   device::trigger_dependent_launch();
-  device::wait_grid_dependency();
   const T* const from = static_cast<const T*>(args.table) + int64_t{args.ids[blockIdx.y]} * args.cols;
   float* const to = args.x + blockIdx.y * args.cols;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -244,7 +243,7 @@ void embed_cuda(const EmbedArgs& args, const device::Stream& stream) {
   ensure(args.rows >= 1 && args.rows <= 65535, "embed: 1 to 65535 rows at a time");
   const auto across =
       static_cast<unsigned>(std::clamp<int64_t>((args.cols + element_threads - 1) / element_threads, 1, 64));
-  const LaunchShape shape{dim3(across, static_cast<unsigned>(args.rows)), element_threads, 0, args.overlap};
+  const LaunchShape shape{dim3(across, static_cast<unsigned>(args.rows)), element_threads};
   if (args.dtype == DType::f16) return launch<embed_kernel<__half>>(shape, stream, "embed", args);
   if (args.dtype == DType::bf16) return launch<embed_kernel<__nv_bfloat16>>(shape, stream, "embed", args);
   ensure(args.dtype == DType::f32, "embed: a table of another type");

@@ -70,7 +70,6 @@ struct EmbedArgs {
   const int32_t* ids = nullptr;  ///< [rows], in GPU memory
   int64_t rows = 0, cols = 0;
   float* x = nullptr;  ///< [rows × cols]
-  bool overlap = false;
   AngleRow angles = {};
   float scale = 1;
 };
