@@ -49,6 +49,30 @@ TEST(Grid, OneBlockAMultiprocessorUnlessTilesAreFew) {
   }
 }
 
+/// Units of the longest run where so many blocks share them, each with `parts` runs.
+int64_t longest_run(int64_t units, int parts, int64_t blocks) {
+  const int64_t of_block = (units + blocks - 1) / blocks;
+  return (of_block + parts - 1) / parts;
+}
+
+TEST(Grid, FewestBlocksWhoseLongestRunIsNoLonger) {
+  for (const int most : {1, 82, 128, 132}) {
+    for (const int parts : {1, 4, 12}) {
+      for (int64_t units = 1; units < 8000; units += 1 + units / 7) {
+        const int blocks = fewest_blocks(units, parts, most);
+        ASSERT_GE(blocks, 1);
+        ASSERT_LE(blocks, most);
+        const int64_t longest = longest_run(units, parts, most);
+        EXPECT_EQ(longest_run(units, parts, blocks), longest) << units << " units, " << parts << " parts, " << most;
+        if (blocks == 1) continue;
+        EXPECT_GT(longest_run(units, parts, blocks - 1), longest) << units << " units, " << parts << " parts, " << most;
+      }
+    }
+  }
+  // Quarters of 4096 inputs and 4096, 6144 and 28672 outputs; of 14336 inputs: four blocks share 128 outputs, not six.
+  for (const int64_t units : {32 * 32, 48 * 32, 224 * 32, 32 * 112}) EXPECT_EQ(fewest_blocks(units, 4, 132), 128);
+}
+
 TEST(Grid, KernelsGoByTheSizeOfBlocksAndTheArchitecture) {
   for (const Card& card : cards) {
     EXPECT_EQ(has_large_blocks(card.gpu), card.large_blocks) << card.gpu.name;

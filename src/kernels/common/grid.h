@@ -21,4 +21,12 @@ inline int blocks_for(const device::Properties& gpu, int64_t tiles) {
   return static_cast<int>(std::clamp<int64_t>(tiles / 4, 1, gpu.multiprocessors));
 }
 
+/// Of at most `most` blocks, which share `units` evenly and have `parts` runs of them side by side, the fewest whose longest
+/// run is no longer. Nobody waits for longer, fewer blocks have to bring sums together, and multiprocessors that are left
+/// take blocks of the launch behind, which ask for their weights meanwhile.
+inline int fewest_blocks(int64_t units, int parts, int most) {
+  const int64_t at_once = int64_t{most} * parts, longest = (units + at_once - 1) / at_once;
+  return static_cast<int>((units + longest * parts - 1) / (longest * parts));
+}
+
 }  // namespace w4q::kernels

@@ -197,7 +197,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   __syncthreads();
   if (leaves_late) device::trigger_dependent_launch();  // by the others of the block that left the choice
   fix_up<Type, fused, rows, warps, compact>(args, plan, partial, first_store);
-  if constexpr (compact) multiply_tail(args, plan, partial);
+  if constexpr (compact) multiply_tail<32 * warps>(args, plan, partial);
 }
 
 }  // namespace w4q::kernels::frame

@@ -172,7 +172,7 @@ struct Choosing {
     const int stride = static_cast<int>(args.stride);
     if (output >= stride) return -INFINITY;
     constexpr int at_once = 32;
-    float sum = 0;
+    float sums[4] = {};  // side by side: an addition waits for the one before it
     const float* from = args.parts + output;
 #pragma unroll 1
     for (int left = args.part_count; left > 0; left -= at_once) {
@@ -180,8 +180,9 @@ struct Choosing {
 #pragma unroll
       for (int i = 0; i < at_once; ++i, from += stride) values[i] = i < left ? __ldcg(from) : 0.0f;
 #pragma unroll
-      for (const float value : values) sum += value;
+      for (int i = 0; i < at_once; ++i) sums[i % 4] += values[i];
     }
+    float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     if (args.bias != nullptr && output < args.experts) sum += __ldg(args.bias + output);
     if (blockIdx.x + 1 == gridDim.x) args.logits[output] = sum;
     return output < args.experts ? sum : -INFINITY;

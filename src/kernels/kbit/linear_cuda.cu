@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "device/cublas.h"
+#include "kernels/common/grid.h"
 #include "kernels/common/table_stretch.h"
 #include "kernels/frame/grouped.cuh"
 #include "kernels/kbit/launch.cuh"
@@ -51,8 +52,14 @@ int unit_shift_of(const frame::Launch& launch, int blocks) {
   return 0;
 }
 
-void launch_compact(frame::RoutedLaunch launch, const LinearArgs& args, int blocks, const device::Stream& stream) {
-  const int shift = unit_shift_of(launch, blocks), sums = launch.routes.sums;
+/// Where every warp has a unit at most, no more blocks than that takes.
+int compact_blocks(int units, int most) {
+  return units <= most * kbit::compact_warps ? fewest_blocks(units, kbit::compact_warps, most) : most;
+}
+
+void launch_compact(frame::RoutedLaunch launch, const LinearArgs& args, int most, const device::Stream& stream) {
+  const int shift = unit_shift_of(launch, most), sums = launch.routes.sums;
+  const int blocks = compact_blocks(launch.tiles >> shift, most);
   launch.cut = {.unit_shift = shift,
                 .units = frame::Partition(launch.tiles >> shift, blocks),
                 .k_tiles = Divider(static_cast<uint32_t>(launch.k_tiles)),
