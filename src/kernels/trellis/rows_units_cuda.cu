@@ -8,6 +8,7 @@
 //           of the strip that it ended in where codes and inputs stood, those of strips before it in places of their own;
 //           they come together in the order of warps, across blocks by mailboxes in the order of blocks
 //   class   E2
+#include "kernels/common/grid.h"
 #include "kernels/frame/fix_up.cuh"
 #include "kernels/trellis/gemv_sums.cuh"
 #include "kernels/trellis/levels.cuh"
@@ -155,20 +156,22 @@ struct RowsEnd {
   const char* const sums;  ///< of the strips that warps ended in
   const char* const left;  ///< of a strip that a warp went on from
 
-  /// Brings the sums together, row by row of every strip: a lane has four outputs, 32 apart.
+  /// Brings the sums together, rows of every strip in turn: a warp has one of each group of eight, a lane four outputs of
+  /// each, 32 apart, so that all of its words from other blocks take one trip.
   __device__ __forceinline__ void run() const {
+    const int first_rows = min(args.m, 8);
     int row = frame::warp_index();
 #pragma unroll 1
     for (int strip = plan.final_group; strip >= plan.first_group; --strip) {
       const StripMembers from = members(strip);
 #pragma unroll 1
-      for (; row < args.m; row += Shape::warps) finish(strip, row, from);
-      row -= args.m;
+      for (; row < first_rows; row += Shape::warps) finish(strip, row, from);
+      row -= first_rows;
     }
   }
 
  private:
-  static constexpr int outputs = static_cast<int>(Map::tile_rows), mine = outputs / 32;
+  static constexpr int outputs = static_cast<int>(Map::tile_rows), of_row = outputs / 32, mine = Shape::groups * of_row;
 
   __device__ __forceinline__ StripMembers members(int strip) const {
     const int first = max(strip * args.units, begin) - begin, past = min((strip + 1) * args.units, end) - begin;
@@ -177,25 +180,28 @@ struct RowsEnd {
     return {runs.holder(first), last,
             goes_on ? left + (strip - plan.first_group) * Shape::sum_bytes : sums + last * Shape::sum_bytes};
   }
+  /// Row `row` of every group. Sums of rows beyond m exist, and are not stored.
   __device__ __forceinline__ void finish(int strip, int row, const StripMembers& from) const {
+    asm volatile("" : "+r"(row), "+r"(strip));  // there are no registers for addresses that are made before the loops
     const int lane = static_cast<int>(threadIdx.x) % 32, output = strip * outputs + lane;
-    uint32_t scales[mine];  // on their way while sums are added up
+    uint32_t scales[of_row];  // on their way while sums are added up
 #pragma unroll
-    for (int i = 0; i < mine; ++i) {
+    for (int i = 0; i < of_row; ++i) {
       scales[i] = frame::output_scale_bits(args, min(output + 32 * i, static_cast<int>(args.n) - 1));
     }
     float total[mine] = {};
     const auto add = [&](const char* of_warp) {
 #pragma unroll
       for (int i = 0; i < mine; ++i) {
-        total[i] += reinterpret_cast<const float*>(of_warp)[Shape::sum_at(row, lane) + 32 * i];
+        const int at = Shape::sum_at(row, lane) + 8 * (i / of_row) * outputs + 32 * (i % of_row);
+        total[i] += reinterpret_cast<const float*>(of_warp)[at];
       }
     };
 #pragma unroll 4
     for (int warp = from.first; warp < from.last; ++warp) add(sums + warp * Shape::sum_bytes);
     add(from.last_sums);
     const auto mailbox = [&](int block) {
-      return args.mailboxes + static_cast<int64_t>(block) * Shape::values + row * outputs + lane;
+      return args.mailboxes + static_cast<int64_t>(block) * Shape::values + row * mine * 32 + lane;
     };
     if (strip == plan.final_group && plan.shares_final) {
 #pragma unroll
@@ -211,7 +217,8 @@ struct RowsEnd {
     }
 #pragma unroll
     for (int i = 0; i < mine; ++i) {
-      if (output + 32 * i < args.n) store(output + 32 * i, row, total[i], scales[i]);
+      const int to = output + 32 * (i % of_row), of = row + 8 * (i / of_row);
+      if (to < args.n && of < args.m) store(to, of, total[i], scales[i % of_row]);
     }
   }
   __device__ __forceinline__ void store(int output, int row, float sum, uint32_t scale) const {
@@ -299,20 +306,22 @@ __global__ void __launch_bounds__(UnitShape<rows>::threads, 1) trellis_unit_rows
   RowsEnd<bits, rows>{args, plan, runs, begin, end, memory, left}.run();
 }
 
+constexpr int schedulers = 4;  ///< of a multiprocessor, among which the units of a block are shared
 int strip_units(int64_t k) { return static_cast<int>(2 * ((k + Map::tile_cols - 1) / Map::tile_cols)); }
 
 /// Shared memory of a block.
 template <int bits, int rows>
-int64_t rows_bytes(int64_t strips, int64_t k, int blocks) {
-  const int64_t units = strip_units(k);
+int64_t rows_bytes(int64_t strips, int64_t k, int most_blocks) {
+  const int64_t units = strip_units(k), blocks = fewest_blocks(strips * units, schedulers, most_blocks);
   return RowsMemory<bits, rows>::bytes((strips * units + blocks - 1) / blocks, static_cast<int>(units));
 }
 
 template <class Codes, int rows>
-void launch_unit_shape(const TrellisLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
-  const auto bytes = static_cast<size_t>(rows_bytes<Codes::bits, rows>(args.n_tiles, args.k, blocks));
+void launch_unit_shape(const TrellisLaunch& args, int most_blocks, const device::Stream& stream,
+                       std::string_view shape) {
+  const auto bytes = static_cast<size_t>(rows_bytes<Codes::bits, rows>(args.n_tiles, args.k, most_blocks));
+  const int units = strip_units(args.k), blocks = fewest_blocks(int64_t{args.n_tiles} * units, schedulers, most_blocks);
   const LaunchShape in{dim3(static_cast<unsigned>(blocks)), UnitShape<rows>::threads, bytes, args.overlap};
-  const int units = strip_units(args.k);
   launch<trellis_unit_rows_kernel<Codes, rows>>(in, stream, "launching a kernel",
                                                 UnitLaunch(args, blocks, units, units));
   device::check_launch("trellis_unit_rows", shape);
