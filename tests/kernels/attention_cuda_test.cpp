@@ -15,6 +15,7 @@
 #include "gpu.h"
 #include "kernels/attention/attention.h"
 #include "kernels/elementwise/elementwise.h"
+#include "kernels/elementwise/gates_cuda.h"
 #include "random_matrix.h"
 #include "support.h"
 
@@ -611,6 +612,57 @@ TEST_F(AttentionCuda, ThresholdsComeFromTheFirstPageAndTheNewest) {
 TEST_F(AttentionCuda, PagesOfAHeadThatOneBlockHas) {
   const device::Stream stream(test::gpu());
   for (const float delta : {1.0f, 100.0f, INFINITY}) check_skipping({132, 132, 2}, 12'500, delta, stream);
+}
+
+/// A row of heads as products with gates leave it: queries and their gates in turn, then keys and values.
+std::vector<float> with_gates(const Heads& shape, const float* row) {
+  std::vector<float> products;
+  for (int head = 0; head < shape.heads; ++head) {
+    products.insert(products.end(), row + head * shape.head_dim, row + (head + 1) * shape.head_dim);
+    products.insert(products.end(), static_cast<size_t>(shape.head_dim), 0.0f);
+  }
+  products.insert(products.end(), row + shape.heads * shape.head_dim, row + shape.width());
+  return products;
+}
+
+TEST_F(AttentionCuda, WaitsForHeadsThatTheLaunchBeforeWrites) {
+  const device::Stream stream(test::gpu());
+  const Heads shape{8, 2, 128};
+  constexpr int64_t length = 300;
+  for (const KvType type : {KvType::f16, KvType::fp8, KvType::q4, KvType::fp4r}) {
+    Sequence s(shape, type, length, stream);
+    s.store(0, length);
+    const std::vector<float> expected = decode(s, length - 1, 0);
+    const auto products = on_device(with_gates(shape, s.rows.row(length - 1)), stream);
+    const auto size = static_cast<size_t>(shape.heads * shape.head_dim);
+    device::DeviceBuffer qkv(test::gpu(), static_cast<size_t>(shape.width()) * 4), gates(test::gpu(), size * 4);
+    device::DeviceBuffer workspace(test::gpu(), decode_attention_workspace(test::gpu().properties(), shape_of(s)));
+    workspace.fill(0, stream);
+    const auto at = on_device(std::vector<int32_t>{length - 1}, stream);
+    auto out = test::poisoned(size * 2, stream);
+    DecodeAttentionArgs args;
+    args.qkv = qkv.as<float>();
+    args.heads = shape.heads;
+    args.layer = s.layer;
+    args.position = at.as<int32_t>();
+    args.out = out.as<__half>();
+    args.workspace = workspace.data();
+    args.capacity = length;
+    args.overlap = true;
+    for (int round = 0; round < 20; ++round) {
+      qkv.fill(0xFF, stream);
+      split_gates_cuda({.products = products.as<float>(),
+                        .rows = 1,
+                        .heads = shape.heads,
+                        .head_dim = shape.head_dim,
+                        .behind = int64_t{2} * shape.kv_heads * shape.head_dim,
+                        .qkv = qkv.as<float>(),
+                        .gates = gates.as<float>()},
+                       stream);
+      decode_attention_cuda(args, stream);
+      ASSERT_EQ(floats(from_device<uint16_t>(out, size, stream)), expected) << "round " << round;
+    }
+  }
 }
 
 TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {

@@ -101,7 +101,6 @@ TEST_F(ElementwiseCuda, SiluAndEmbedding) {
               4,
               100,
               x.as<float>(),
-              false,
               {cosines_device.as<float>(), sines_device.as<float>(), 20, position.as<int32_t>(), cosine.as<float>(),
                sine.as<float>()}},
              stream);
