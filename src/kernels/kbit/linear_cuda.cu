@@ -52,14 +52,16 @@ int unit_shift_of(const frame::Launch& launch, int blocks) {
   return 0;
 }
 
-/// Where every warp has a unit at most, no more blocks than that takes.
-int compact_blocks(int units, int most) {
-  return units <= most * kbit::compact_warps ? fewest_blocks(units, kbit::compact_warps, most) : most;
+/// Where every warp has a unit at most and the launch behind begins meanwhile, no more blocks than that takes. A sixteenth
+/// of the multiprocessors is left at most: without more of them at work, bytes take longer.
+int compact_blocks(int units, int most, bool overlap) {
+  if (!overlap || units > most * kbit::compact_warps) return most;
+  return std::max(fewest_blocks(units, kbit::compact_warps, most), most - most / 16);
 }
 
 void launch_compact(frame::RoutedLaunch launch, const LinearArgs& args, int most, const device::Stream& stream) {
   const int shift = unit_shift_of(launch, most), sums = launch.routes.sums;
-  const int blocks = compact_blocks(launch.tiles >> shift, most);
+  const int blocks = compact_blocks(launch.tiles >> shift, most, launch.overlap);
   launch.cut = {.unit_shift = shift,
                 .units = frame::Partition(launch.tiles >> shift, blocks),
                 .k_tiles = Divider(static_cast<uint32_t>(launch.k_tiles)),

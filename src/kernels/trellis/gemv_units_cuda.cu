@@ -9,7 +9,6 @@
 //   class   E2
 #include <algorithm>
 
-#include "kernels/common/grid.h"
 #include "kernels/trellis/gemv_sums.cuh"
 #include "kernels/trellis/unit_inputs.cuh"
 
@@ -257,17 +256,17 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_unit_gemv_kernel(const 
 
 /// Shared memory of a block.
 template <int bits, bool gated>
-size_t shared_bytes(int64_t strips, int64_t k, int most_blocks) {
-  const int units = quarter_units(k), blocks = fewest_blocks(strips * units, teams, most_blocks);
+size_t shared_bytes(int64_t strips, int64_t k, int blocks) {
+  const int units = quarter_units(k);
   const int64_t most = (strips * units + blocks - 1) / blocks;
   return static_cast<size_t>(Memory<bits, gated>::bytes(static_cast<int>(UnitPieces::most(most, units))));
 }
 
 template <class Codes, bool gated>
-void launch_sides(const TrellisLaunch& args, int most_blocks, const device::Stream& stream, std::string_view shape) {
-  const size_t bytes = shared_bytes<Codes::bits, gated>(args.n_tiles, args.k, most_blocks);
-  const int units = quarter_units(args.k), blocks = fewest_blocks(int64_t{args.n_tiles} * units, teams, most_blocks);
+void launch_sides(const TrellisLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
+  const size_t bytes = shared_bytes<Codes::bits, gated>(args.n_tiles, args.k, blocks);
   const LaunchShape in{dim3(static_cast<unsigned>(blocks)), warps * 32, bytes, args.overlap};
+  const int units = quarter_units(args.k);
   const UnitLaunch launched(args, blocks, units, (gated ? 2 : 1) * units);
   launch<trellis_unit_gemv_kernel<Codes, gated ? 2 : 1>>(in, stream, "launching a kernel", launched);
   device::check_launch("trellis_unit_gemv", shape);
