@@ -151,7 +151,8 @@ TEST_F(CalibratedCuda, StatisticsAgree) {
   const auto means = work->fetch(sums.mean_triangle("x"), triangle_size(layer.k));
   ASSERT_EQ(means.size(), found.gram.size());
   for (size_t i = 0; i < means.size(); ++i) {
-    ASSERT_EQ(means[i], static_cast<float>(found.gram[i] * (1.0 / static_cast<double>(found.count))));
+    ASSERT_EQ(means[i],
+              static_cast<float>(static_cast<float>(found.gram[i]) * (1.0 / static_cast<double>(found.count))));
   }
   EXPECT_EQ(GramCuda(*work, means, layer.k).download(), expand_triangle(means, layer.k));
   for (int64_t i = 0; i < layer.k; ++i) {
