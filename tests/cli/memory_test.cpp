@@ -95,7 +95,9 @@ TEST(Memory, SmallFloatsPassThroughWithoutStaying) {
   constexpr int64_t more = int64_t{4096} * 1024 * 4;
   EXPECT_LT(many.decoded, few.decoded + more);
   EXPECT_LT(many.quantized, few.quantized + more);
-  EXPECT_LT(many.verified, few.verified + more);
+  // Of each linear verify keeps some 100 KB of values to look which way they point (statistics_directions.h).
+  constexpr int64_t directions = int64_t{10 * 7} * 128 * 1024;
+  EXPECT_LT(many.verified, few.verified + more + directions);
   RecordProperty("decode_peak_megabytes", static_cast<int>(many.decoded / 1'000'000));
   RecordProperty("quantize_peak_megabytes", static_cast<int>(many.quantized / 1'000'000));
   RecordProperty("verify_peak_megabytes", static_cast<int>(many.verified / 1'000'000));
