@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <new>
-#include <numeric>
-#include <utility>
 
 #include "core/text.h"
 #include "io/lost_pages.h"
@@ -27,25 +25,11 @@ Error translated() {
   }
 }
 
-/// How many letters are put in, taken out or replaced between two words (Levenshtein).
-size_t letters_apart(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, replaced}));
-    }
-  }
-  return row.back();
-}
-
-/// "did you mean NAME? ", the one of names that is nearest to `word`; nothing where a third of its letters are others.
+/// "did you mean NAME? ", the one of names that is most like `word`; nothing where more than a third of it is another.
 std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
-  const auto apart = [&](const std::string& name) { return letters_apart(word, name); };
-  const auto nearest = std::ranges::min_element(names, {}, apart);
-  if (nearest == names.end() || 3 * apart(*nearest) > word.size()) return {};
+  const auto alike = [&](const std::string& name) { return likeness(word, name); };
+  const auto nearest = std::ranges::max_element(names, {}, alike);
+  if (nearest == names.end() || 3 * alike(*nearest) < 2 * std::max(word.size(), nearest->size())) return {};
   return concat("did you mean ", *nearest, "? ");
 }
 
@@ -116,7 +100,7 @@ Error wrong_command_line(const CLI::App& program, const CLI::ParseError& error) 
   }
   const CLI::App& command = *commands.front();
   const std::string help = concat("w4q ", command.get_name(), " --help");
-  const std::string word = first_left(command, true);
+  const std::string left = first_left(command, true), word = left.substr(0, left.find('='));
   if (word.empty()) return Error(ErrorCode::bad_argument, error.what()).hint(help);
   return Error(ErrorCode::bad_argument, concat(command.get_name(), " has no option ", printable(word)))
       .hint(suggestion(word, option_names(command)) + help);

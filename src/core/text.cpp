@@ -99,6 +99,12 @@ std::string printable(std::string_view text) {
   return result;
 }
 
+size_t likeness(std::string_view a, std::string_view b) {
+  const auto front = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+  const auto back = std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin();
+  return static_cast<size_t>(front + back);
+}
+
 std::string TextTable::str() const {
   std::vector<size_t> widths(header_.size());
   std::vector<bool> numeric(header_.size(), !rows_.empty());

@@ -33,6 +33,9 @@ std::string human_seconds(double seconds);
 /// that come from a file.
 std::string printable(std::string_view text);
 
+/// How alike two names are: the characters that they share at the front and at the back.
+size_t likeness(std::string_view a, std::string_view b);
+
 /// A table printed with aligned columns; numbers to the right, words to the left.
 class TextTable {
  public:

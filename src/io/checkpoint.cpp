@@ -115,13 +115,6 @@ Buffer filled(const DerivedTensor& tensor) {
   return result;
 }
 
-/// How alike two names are: what they share at the front and at the back.
-size_t likeness(std::string_view a, std::string_view b) {
-  const auto front = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
-  const auto back = std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin();
-  return static_cast<size_t>(front + back);
-}
-
 }  // namespace
 
 struct Checkpoint::Impl {

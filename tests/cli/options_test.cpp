@@ -47,6 +47,7 @@ TEST_F(Options, WordsThatItDoesNotKnowAreNamedWithTheNearest) {
   told({"quantise", bundled_model()}, {"no command quantise", "did you mean quantize?"});
   told({"frobnicate"}, {"no command frobnicate", "hint: w4q --help"});
   told({"verify", bundled_model(), "--bass", "x"}, {"verify has no option --bass", "did you mean --base?"});
+  told({"verify", bundled_model(), "--bass=x"}, {"verify has no option --bass", "did you mean --base?"});
   told({"verify", bundled_model(), "--frobnicate"}, {"no option --frobnicate", "hint: w4q verify --help"});
   told({}, {"subcommand is required"});
 }

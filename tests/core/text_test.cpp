@@ -42,5 +42,12 @@ TEST(Text, JoinAndShape) {
   EXPECT_EQ(shape_text({}), "[]");
 }
 
+TEST(Text, NamesAreAsAlikeAsTheirEnds) {
+  EXPECT_EQ(likeness("quantise", "quantize"), 7u);
+  EXPECT_EQ(likeness("--bass", "--base"), 5u);
+  EXPECT_EQ(likeness("abc", "xyz"), 0u);
+  EXPECT_EQ(likeness("", "a"), 0u);
+}
+
 }  // namespace
 }  // namespace w4q
