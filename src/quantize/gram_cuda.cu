@@ -22,8 +22,7 @@ int64_t stripe_width(int64_t k) {
   return std::max<int64_t>(512, (width + stripe_multiple - 1) / stripe_multiple * stripe_multiple);
 }
 
-/// matrix[i][j] = matrix[j][i] = triangle(i, j) · scale, a tile of 32 × 32 on and above the diagonal a block; the sums by
-/// way of fp32, as mean_gram takes them.
+/// matrix[i][j] = matrix[j][i] = triangle(i, j) · scale, a tile of 32 × 32 on and above the diagonal a block.
 template <class T>
 __global__ void expand_kernel(const T* triangle, int64_t k, double scale, float* matrix) {
   if (blockIdx.x < blockIdx.y) return;
@@ -32,8 +31,7 @@ __global__ void expand_kernel(const T* triangle, int64_t k, double scale, float*
   for (int r = static_cast<int>(threadIdx.y); r < tile; r += static_cast<int>(blockDim.y)) {
     const int64_t i = row + r, j = col + threadIdx.x;
     if (i >= k || j >= k || j < i) continue;
-    const auto sum = static_cast<float>(triangle[i * k - i * (i - 1) / 2 + j - i]);
-    const auto value = static_cast<float>(static_cast<double>(sum) * scale);
+    const float value = mean_of_sum(triangle[i * k - i * (i - 1) / 2 + j - i], scale);
     values[r][threadIdx.x] = value;
     matrix[i * k + j] = value;
   }

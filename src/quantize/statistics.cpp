@@ -223,9 +223,7 @@ std::vector<float> mean_gram(const InputStatistics& statistics) {
           static_cast<float>(statistics.sum_squares[static_cast<size_t>(i)] * scale);
     return result;
   }
-  // By way of fp32, as which a file of statistics keeps them: what is rounded is the same with a file and without.
-  mirror(statistics.gram, k, result,
-         [scale](double sum) { return static_cast<float>(static_cast<double>(static_cast<float>(sum)) * scale); });
+  mirror(statistics.gram, k, result, [scale](double sum) { return mean_of_sum(sum, scale); });
   return result;
 }
 

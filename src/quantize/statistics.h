@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/host_device.h"
 #include "core/views.h"
 
 namespace w4q::quantize {
@@ -55,8 +56,14 @@ void check_finite(const InputStatistics& statistics, std::string_view name);
 /// Adds the sums of another run. Throws mismatch naming `name` when widths differ or only one has a Gram matrix.
 void merge(InputStatistics& statistics, const InputStatistics& other, std::string_view name);
 
-/// The mean of xᵀx as a full symmetric k × k matrix in fp32, row-major, of sums that are rounded to fp32 as in a file of
-/// statistics; without a Gram matrix only its diagonal is known and the rest is zero.
+/// What a sum of products is on average, `scale` being one over their count: the sum passes through fp32, as which a file of
+/// statistics keeps it, so that what is rounded is the same with a file and without, on CPUs and GPUs.
+W4Q_HOST_DEVICE inline float mean_of_sum(double sum, double scale) {
+  return static_cast<float>(static_cast<double>(static_cast<float>(sum)) * scale);
+}
+
+/// The mean of xᵀx (mean_of_sum) as a full symmetric k × k matrix in fp32, row-major; without a Gram matrix only its
+/// diagonal is known and the rest is zero.
 std::vector<float> mean_gram(const InputStatistics& statistics);
 
 }  // namespace w4q::quantize

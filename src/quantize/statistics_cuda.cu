@@ -50,8 +50,7 @@ __global__ void __launch_bounds__(row_threads) add_triangle_kernel(const float* 
 __global__ void __launch_bounds__(row_threads)
     mean_kernel(const double* sums, int64_t count, double scale, float* means) {
   const int64_t at = int64_t{blockIdx.x} * row_threads + threadIdx.x;
-  if (at < count)
-    means[at] = static_cast<float>(static_cast<double>(static_cast<float>(sums[at])) * scale);  // as mean_gram
+  if (at < count) means[at] = mean_of_sum(sums[at], scale);
 }
 
 }  // namespace
