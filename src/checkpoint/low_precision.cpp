@@ -103,7 +103,8 @@ class SmallFloats {
         activations_ = true;
       }
     }
-    folder.quantization.notes.push_back(note());
+    folder.quantization.notes.push_back(note(derived_.size(), "small floats") +
+                                        (activations_ ? "; the scales of activations are left out" : ""));
     folder.small_floats = !derived_.empty();
     folder.tensors = io::Checkpoint::derive(tensors_, std::move(derived_), tensors_->derivation(), std::move(hidden_));
     folder.config.erase("quantization_config");
@@ -111,12 +112,11 @@ class SmallFloats {
   }
 
  private:
-  /// What was found, for people.
-  std::string note() const {
-    if (derived_.empty())
-      return "quantization_config promises small floats, but no matrix is stored so: it is left out";
-    return concat(derived_.size(), " matrices are stored as small floats and read as the weights that they stand for",
-                  activations_ ? "; the scales of activations are left out" : "");
+  /// What was found, for people: `what` is how `count` matrices are stored.
+  static std::string note(size_t count, std::string_view what) {
+    if (count == 0)
+      return concat("quantization_config promises ", what, ", but no matrix is stored so: it is left out");
+    return concat(count, " matrices are stored as ", what, " and read as the weights that they stand for");
   }
 
   void add(const std::string& name, const Shape& shape, std::function<io::RowReader()> rows) {
@@ -126,9 +126,7 @@ class SmallFloats {
   /// Of folders that hold nothing else.
   Folder run_integers(Folder folder) {
     auto matrices = read_affine_integers(tensors_, quantization_);
-    folder.quantization.notes.push_back(
-        concat(matrices.derived.size(), " matrices are stored as codes of few bits, and read as the weights that they ",
-               "stand for"));
+    folder.quantization.notes.push_back(note(matrices.derived.size(), "codes of few bits"));
     folder.small_floats = !matrices.derived.empty();
     folder.few_bits = folder.small_floats && matrices.fewest_bits < 4;
     folder.tensors = io::Checkpoint::derive(tensors_, std::move(matrices.derived), tensors_->derivation(),
