@@ -309,18 +309,22 @@ __global__ void __launch_bounds__(UnitShape<rows>::threads, 1) trellis_unit_rows
 constexpr int schedulers = 4;  ///< of a multiprocessor, among which the units of a block are shared
 int strip_units(int64_t k) { return static_cast<int>(2 * ((k + Map::tile_cols - 1) / Map::tile_cols)); }
 
+int rows_blocks(int64_t strips, int64_t k, int most) {
+  return fewest_blocks(strips * strip_units(k), schedulers, most);
+}
+
 /// Shared memory of a block.
 template <int bits, int rows>
-int64_t rows_bytes(int64_t strips, int64_t k, int most_blocks) {
-  const int64_t units = strip_units(k), blocks = fewest_blocks(strips * units, schedulers, most_blocks);
+int64_t rows_bytes(int64_t strips, int64_t k, int blocks) {
+  const int64_t units = strip_units(k);
   return RowsMemory<bits, rows>::bytes((strips * units + blocks - 1) / blocks, static_cast<int>(units));
 }
 
 template <class Codes, int rows>
 void launch_unit_shape(const TrellisLaunch& args, int most_blocks, const device::Stream& stream,
                        std::string_view shape) {
-  const auto bytes = static_cast<size_t>(rows_bytes<Codes::bits, rows>(args.n_tiles, args.k, most_blocks));
-  const int units = strip_units(args.k), blocks = fewest_blocks(int64_t{args.n_tiles} * units, schedulers, most_blocks);
+  const int units = strip_units(args.k), blocks = rows_blocks(args.n_tiles, args.k, most_blocks);
+  const auto bytes = static_cast<size_t>(rows_bytes<Codes::bits, rows>(args.n_tiles, args.k, blocks));
   const LaunchShape in{dim3(static_cast<unsigned>(blocks)), UnitShape<rows>::threads, bytes, args.overlap};
   launch<trellis_unit_rows_kernel<Codes, rows>>(in, stream, "launching a kernel",
                                                 UnitLaunch(args, blocks, units, units));
@@ -329,9 +333,10 @@ void launch_unit_shape(const TrellisLaunch& args, int most_blocks, const device:
 
 }  // namespace
 
-bool unit_rows_take(const device::Properties& gpu, int bits, int64_t n, int64_t k, int64_t m, int blocks) {
+bool unit_rows_take(const device::Properties& gpu, int bits, int64_t n, int64_t k, int64_t m, int most_blocks) {
   const int64_t strips = Map(n, k).row_groups, units = strip_units(k);
   if (strips * units * units > UINT32_MAX) return false;
+  const int blocks = rows_blocks(strips, k, most_blocks);
   int64_t bytes = 0;
   with_bits<2, 3, 4>(bits, [&]<int width>() {
     bytes = m <= 8 ? rows_bytes<width, 8>(strips, k, blocks) : rows_bytes<width, 16>(strips, k, blocks);
