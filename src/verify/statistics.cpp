@@ -128,6 +128,13 @@ void relate(const model::OpenedModel& candidate, const LayerGroups& groups,
   for (const auto& [name, what] : profiles.warnings) report.warnings.push_back(concat(printable(name), ": ", what));
 }
 
+/// What is kept of a linear's values.
+const KeptRange& kept_of(const std::map<std::string, KeptRange, std::less<>>& kept, std::string_view linear) {
+  static const KeptRange nothing;
+  const auto found = kept.find(linear);
+  return found == kept.end() ? nothing : found->second;
+}
+
 /// Of linears that are stored, or decoded as they are loaded, as matrices; not of those that are packed in other layers:
 /// scales that were folded there change what is alike in all layers.
 void add_plain(const model::OpenedModel& model, const std::map<std::string, EnergySample, std::less<>>& samples,
@@ -142,9 +149,8 @@ void add_plain(const model::OpenedModel& model, const std::map<std::string, Ener
     if (sample == samples.end() || !parameter.linear || !tensors.contains(parameter.name)) continue;
     const io::TensorInfo& info = tensors.at(parameter.name);
     if (info.shape.size() != 2 || info.shape != parameter.shape || energies.contains(sample->first)) continue;
-    const auto keep = kept.find(sample->first);
     energies.emplace(sample->first, energies_of(info.shape[0], info.shape[1], tensors.rows(parameter.name),
-                                                sample->second, keep == kept.end() ? KeptRange{} : keep->second));
+                                                sample->second, kept_of(kept, sample->first)));
   }
 }
 
@@ -174,11 +180,6 @@ struct StatisticsCollector::State {
   StatisticsReport report = {};
   std::map<std::string, Energies, std::less<>> energies = {};
   Twins twins = {};
-
-  KeptRange kept_of(std::string_view linear) const {
-    const auto found = kept.find(linear);
-    return found == kept.end() ? KeptRange{} : found->second;
-  }
 };
 
 StatisticsCollector::StatisticsCollector(const model::OpenedModel& candidate)
@@ -207,7 +208,7 @@ MeasuredLinear StatisticsCollector::measure(const checkpoint::PackedLinearInfo& 
   }
   if (const auto sample = state_->samples.find(name); sample != state_->samples.end()) {
     measured.energies =
-        energies_of({name, info.n, info.k, std::move(packed), {}}, sample->second, state_->kept_of(name));
+        energies_of({name, info.n, info.k, std::move(packed), {}}, sample->second, kept_of(state_->kept, name));
   }
   return measured;
 }

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "core/parallel.h"
@@ -1098,10 +1099,11 @@ class BlockJudge {
     }
   };
 
-  /// Whether all of a role have lost a relation that all others have, or all of a file.
-  Lost lost_together(const BlockSubject& subject, Slope BlockFigures::*relation, double least, double sound) const {
+  /// Whether all of a role have lost a relation that all others have, or all of a file; nothing where neither is so.
+  std::optional<Lost> lost_together(const BlockSubject& subject, Slope BlockFigures::*relation, double least,
+                                    double sound) const {
     constexpr size_t fewest_of_role = 4, fewest_others = 8, fewest_in_all = 12;
-    if (!scales_by_largest(subject) || !has_many_values(subject.figures)) return Lost::alone;
+    if (!scales_by_largest(subject) || !has_many_values(subject.figures)) return std::nullopt;
     Pooled role, others, all;
     for (const BlockSubject& other : all_) {
       const Slope& one = other.figures.*relation;
@@ -1112,11 +1114,22 @@ class BlockJudge {
     const bool others_have_it = others.all >= fewest_others &&
                                 static_cast<double>(others.sound) >= most_peers * static_cast<double>(others.all);
     if (role.all >= fewest_of_role && role.is_lost(least) && others_have_it) return Lost::with_role;
-    return all.all >= fewest_in_all && all.is_lost(least) ? Lost::with_all : Lost::alone;
+    if (all.all >= fewest_in_all && all.is_lost(least)) return Lost::with_all;
+    return std::nullopt;
   }
-  static std::string_view who_has(Lost lost) {
-    return lost == Lost::with_role ? "; those of all other roles do, of this one none"
-                                   : "; no weight of this file has its own";
+  /// Who has lost a relation with this weight, which by itself surely has none where it is `unrelated`.
+  std::optional<Lost> lost_with(const BlockSubject& subject, bool unrelated, Slope BlockFigures::*relation,
+                                double least, double sound) const {
+    const auto is_sound = [&](const BlockFigures& other) { return (other.*relation).value > sound; };
+    if (unrelated && others_are(subject, is_sound)) return Lost::alone;
+    return lost_together(subject, relation, least, sound);
+  }
+  /// How the relation of sound weights differs.
+  static std::string beside_sound(Lost lost, double sound) {
+    if (lost == Lost::alone) return concat(", in the other weights by more than ", sound);
+    return concat(", where sound ones do by more than ", sound,
+                  lost == Lost::with_role ? "; those of all other roles do, of this one none"
+                                          : "; no weight of this file has its own");
   }
 
   std::string match_fault(const BlockSubject& subject) const {
@@ -1125,15 +1138,10 @@ class BlockJudge {
     if (!(error > 0) || figures.scale_spread < least_scale_spread || slope > least_scale_match) return {};
     const bool unrelated =
         std::abs(slope) <= nothing_within * error && std::abs(slope) + beyond_chance * error <= least_scale_match;
-    const bool alone =
-        unrelated && others_are(subject, [](const auto& other) { return other.match.value > sound_match; });
-    const Lost lost =
-        alone ? Lost::alone : lost_together(subject, &BlockFigures::match, least_scale_match, sound_match);
-    if (!alone && lost == Lost::alone) return {};
+    const auto lost = lost_with(subject, unrelated, &BlockFigures::match, least_scale_match, sound_match);
+    if (!lost) return {};
     return concat("scales do not belong to the codes of their blocks: they follow from them by ", fixed(slope, 2),
-                  ", give or take ", fixed(error, 3),
-                  alone ? ", in the other weights by more than " : ", where sound ones do by more than ", sound_match,
-                  alone ? "" : who_has(lost));
+                  ", give or take ", fixed(error, 3), beside_sound(*lost, sound_match));
   }
 
   /// One number for all groups of one weight, where those of all others differ.
@@ -1187,14 +1195,11 @@ class BlockJudge {
   std::string zero_fault(const BlockSubject& subject) const {
     const auto [slope, error] = subject.figures.zeros;
     if (!(error > 0) || slope > least_zero_match) return {};
-    const bool alone = slope + beyond_chance * error <= least_zero_match &&
-                       others_are(subject, [](const auto& other) { return other.zeros.value > sound_zeros; });
-    const Lost lost = alone ? Lost::alone : lost_together(subject, &BlockFigures::zeros, least_zero_match, sound_zeros);
-    if (!alone && lost == Lost::alone) return {};
+    const bool unrelated = slope + beyond_chance * error <= least_zero_match;
+    const auto lost = lost_with(subject, unrelated, &BlockFigures::zeros, least_zero_match, sound_zeros);
+    if (!lost) return {};
     return concat("zero points do not belong to the codes of their groups: mean codes follow them by ", fixed(slope, 2),
-                  ", give or take ", fixed(error, 3),
-                  alone ? ", in the other weights by more than " : ", where sound ones do by more than ", sound_zeros,
-                  alone ? "" : who_has(lost));
+                  ", give or take ", fixed(error, 3), beside_sound(*lost, sound_zeros));
   }
 
   std::span<const BlockSubject> all_;

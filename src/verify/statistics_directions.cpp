@@ -4,9 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
-#include <numeric>
 #include <optional>
-#include <set>
 #include <span>
 
 #include "core/float_formats.h"
@@ -416,9 +414,9 @@ class DirectionCheck {
   }
 
   void look_at(const MlpSides& sides) {
-    const PlannedLinear* const stranger = stranger_of(sides);
     // Gates and ups read so much alike that they need no third to say that they do not.
     if (std::abs(sides.gate_up) > points_elsewhere) return;
+    const PlannedLinear* const stranger = stranger_of(sides);
     const bool is_up = stranger != nullptr && stranger == sides.part->up;
     const auto own = is_up ? &MlpSides::up : &MlpSides::gate, other = is_up ? &MlpSides::gate : &MlpSides::up;
     const auto linear = is_up ? &Neurons::up : &Neurons::gate, partner = is_up ? &Neurons::gate : &Neurons::up;

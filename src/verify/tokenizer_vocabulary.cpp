@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "core/text.h"
+#include "tokenizer/byte_level.h"
 #include "verify/tokenizer_files.h"
 
 namespace w4q::verify {
@@ -86,27 +87,28 @@ void ids_by_alphabet(const TokenTable& table, std::vector<std::string>& faults) 
                           "anew, the embeddings were not"));
 }
 
-/// Whether it is one of the 256 letters that stand for bytes.
-bool stands_for_byte(std::string_view text) {
-  constexpr unsigned last = 0x143;  // code point
-  if (text.size() == 1) return static_cast<unsigned char>(text[0]) < 0x80;
-  if (text.size() != 2 || characters_in(text) != 1) return false;
-  return ((static_cast<unsigned char>(text[0]) & 0x1Fu) << 6 | (static_cast<unsigned char>(text[1]) & 0x3Fu)) <= last;
+/// The 256 letters that stand for bytes, by their code points.
+std::vector<std::string> letters_for_bytes() {
+  std::vector<std::string> letters(256);
+  for (size_t byte = 0; byte < letters.size(); ++byte) {
+    tokenizer::append_byte_level(std::string(1, static_cast<char>(byte)), letters[byte]);
+  }
+  std::ranges::sort(letters);
+  return letters;
 }
 
 /// Where letters for bytes have ids in a row, these follow their code points; and what merges make stands behind them.
 void letters_of_bytes(const TokenTable& table, const Json& merges, std::vector<std::string>& faults) {
-  constexpr size_t bytes = 256;
+  const auto sorted = letters_for_bytes();
   std::vector<std::string> letters;
   std::vector<int64_t> ids;
   for (const auto& [id, text] : table.texts) {
-    if (!table.added.contains(id) && stands_for_byte(text)) letters.push_back(text), ids.push_back(id);
+    if (!table.added.contains(id) && std::ranges::binary_search(sorted, text))
+      letters.push_back(text), ids.push_back(id);
   }
-  if (letters.size() != bytes || ids.back() - ids.front() + 1 != std::ssize(ids)) return;
-  auto sorted = letters;
-  std::ranges::sort(sorted);
+  if (letters.size() != sorted.size() || ids.back() - ids.front() + 1 != std::ssize(ids)) return;
   std::vector<size_t> moved;
-  for (size_t i = 0; i < bytes; ++i) {
+  for (size_t i = 0; i < sorted.size(); ++i) {
     if (letters[i] != sorted[i]) moved.push_back(i);
   }
   if (moved.size() == 2) {
