@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 
-#include "core/progress.h"
 #include "made_checkpoint.h"
+#include "made_statistics.h"
 #include "support.h"
 #include "verify/statistics.h"
 
@@ -16,14 +16,6 @@ using test::MadeCheckpoint;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-std::vector<std::string> faults_of_directions(const MadeCheckpoint& made) {
-  set_progress_enabled(false);
-  const test::TemporaryFolder folder;
-  made.write(folder / "made");
-  const auto model = model::take_apart(model::open_model(folder / "made"));
-  return StatisticsCollector(model).report().faults;
-}
 
 MadeCheckpoint trained(const char* name) { return MadeCheckpoint::of(test::testdata() / name); }
 std::string linear(int layer, const char* name) { return concat("model.layers.", layer, ".", name, ".weight"); }
@@ -62,34 +54,34 @@ void exchange(MadeCheckpoint& made, const std::string& one, const std::string& o
 
 TEST(Directions, NothingIsSaidOfTrainedModels) {
   for (const char* name : {"w4q-mixture-tiny", "w4q-hybrid-tiny"})
-    EXPECT_THAT(faults_of_directions(trained(name)), IsEmpty()) << name;
+    EXPECT_THAT(statistics_faults(trained(name)), IsEmpty()) << name;
 }
 
 TEST(Directions, GatesAndUpsExchanged) {
   auto made = trained("w4q-llama-tiny");
   exchange(made, linear(2, "mlp.gate_proj"), linear(2, "mlp.up_proj"));
   EXPECT_THAT(
-      faults_of_directions(made),
+      statistics_faults(made),
       Contains(HasSubstr("model.layers.2.mlp.gate_proj: it and model.layers.2.mlp.up_proj are in each other's")));
   for (const int layer : {0, 1, 3}) exchange(made, linear(layer, "mlp.gate_proj"), linear(layer, "mlp.up_proj"));
-  EXPECT_THAT(faults_of_directions(made), Contains(HasSubstr("layers.3.mlp.gate_proj: it and model.layers.3.mlp.up")));
+  EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("layers.3.mlp.gate_proj: it and model.layers.3.mlp.up")));
   // What all layers of an architecture that is not known agree in is how it is.
   made.config["architectures"] = {"SomethingForCausalLM"}, made.config["model_type"] = "something";
-  EXPECT_THAT(faults_of_directions(made), IsEmpty());
+  EXPECT_THAT(statistics_faults(made), IsEmpty());
 }
 
 TEST(Directions, GatesOfExpertsOnePlaceOn) {
   auto made = trained("w4q-mixture-tiny");
   const auto gate = [](int expert) { return concat("model.layers.2.mlp.experts.", expert, ".gate_proj.weight"); };
   for (int expert = 0; expert < 7; ++expert) exchange(made, gate(expert), gate(expert + 1));
-  EXPECT_THAT(faults_of_directions(made),
+  EXPECT_THAT(statistics_faults(made),
               Contains(HasSubstr("with those of model.layers.2.mlp.experts.7.gate_proj in their place")));
 }
 
 TEST(Directions, GatesInAnotherOrder) {
   auto made = trained("w4q-llama-tiny");
   reorder_rows(made, linear(1, "mlp.gate_proj"), [](size_t row, size_t rows) { return (row + rows - 8) % rows; });
-  EXPECT_THAT(faults_of_directions(made), Contains(HasSubstr("layers.1.mlp.gate_proj: its channels point along")));
+  EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("layers.1.mlp.gate_proj: its channels point along")));
 }
 
 TEST(Directions, HeadsInAnotherOrder) {
@@ -97,7 +89,7 @@ TEST(Directions, HeadsInAnotherOrder) {
   reorder_columns(made, linear(3, "self_attn.o_proj"), [](size_t col) {
     return std::array<size_t, 4>{0, 2, 1, 3}[col / 64] * 64 + col % 64;
   });
-  EXPECT_THAT(faults_of_directions(made), Contains(HasSubstr("layers.3.self_attn.o_proj: its heads point along")));
+  EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("layers.3.self_attn.o_proj: its heads point along")));
 }
 
 /// Behind norms of queries and keys, which take sizes away.
@@ -105,14 +97,14 @@ TEST(Directions, KeysSortedForAnotherPairing) {
   auto made = trained("w4q-mixture-tiny");
   reorder_rows(made, linear(2, "self_attn.k_proj"),
                [](size_t row, size_t) { return row / 64 * 64 + row % 2 * 32 + row % 64 / 2; });
-  EXPECT_THAT(faults_of_directions(made), Contains(HasSubstr("layers.2.self_attn.q_proj: its heads point along")));
+  EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("layers.2.self_attn.q_proj: its heads point along")));
 }
 
 TEST(Directions, KeysAndValuesExchanged) {
   auto made = trained("w4q-llama-tiny");
   exchange(made, linear(2, "self_attn.k_proj"), linear(2, "self_attn.v_proj"));
   EXPECT_THAT(
-      faults_of_directions(made),
+      statistics_faults(made),
       Contains(HasSubstr("self_attn.k_proj: it and model.layers.2.self_attn.v_proj are in each other's place")));
 }
 

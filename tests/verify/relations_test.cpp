@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/progress.h"
 #include "core/rng.h"
 #include "made_checkpoint.h"
+#include "made_statistics.h"
 #include "support.h"
 #include "verify/contents.h"
 #include "verify/statistics.h"
@@ -20,15 +20,6 @@ using test::MadeCheckpoint;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-StatisticsReport relations_of(const MadeCheckpoint& made) {
-  set_progress_enabled(false);
-  const test::TemporaryFolder folder;
-  made.write(folder / "made");
-  const auto model = model::open_model(folder / "made");
-  return StatisticsCollector(model).report();
-}
-std::vector<std::string> relation_faults(const MadeCheckpoint& made) { return relations_of(made).faults; }
 
 MadeCheckpoint tiny() { return MadeCheckpoint::of(test::testdata() / "w4q-llama-tiny"); }
 
@@ -47,10 +38,10 @@ void put_pairs_in_turn(MadeCheckpoint& made, const std::string& name) {
 
 TEST(Relations, RowsThatTurnTogether) {
   auto made = tiny();
-  EXPECT_THAT(relation_faults(made), IsEmpty());
+  EXPECT_THAT(statistics_faults(made), IsEmpty());
   for (const char* role : {"q_proj", "k_proj"})
     put_pairs_in_turn(made, concat("model.layers.2.self_attn.", role, ".weight"));
-  EXPECT_THAT(relation_faults(made), Contains(HasSubstr("as heads whose neighbouring rows turn together")));
+  EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("as heads whose neighbouring rows turn together")));
 }
 
 TEST(Relations, EmbeddingsThatWereNeverLearnt) {
@@ -62,7 +53,7 @@ TEST(Relations, EmbeddingsThatWereNeverLearnt) {
     values[i] = bf16_from_f32(static_cast<float>(0.02 * radius * std::cos(angle)));
     values[i + 1] = bf16_from_f32(static_cast<float>(0.02 * radius * std::sin(angle)));
   }
-  EXPECT_THAT(relation_faults(made), Contains(HasSubstr("embed_tokens.weight: its rows and columns")));
+  EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("embed_tokens.weight: its rows and columns")));
 }
 
 /// By names alone, where the architecture is none that is known.
@@ -70,10 +61,10 @@ TEST(Relations, OfAnUnknownArchitecture) {
   auto made = tiny();
   made.config["architectures"] = {"SomethingForCausalLM"};
   made.config["model_type"] = "something";
-  EXPECT_THAT(relation_faults(made), IsEmpty());
+  EXPECT_THAT(statistics_faults(made), IsEmpty());
   std::swap(made.tensors.at("model.layers.1.mlp.down_proj.weight"),
             made.tensors.at("model.layers.3.mlp.down_proj.weight"));
-  EXPECT_THAT(relation_faults(made), Contains(HasSubstr("down_proj")));
+  EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("down_proj")));
 }
 
 /// Norms as large as their neighbours', but for one: a note, for models have such norms.
@@ -86,11 +77,11 @@ TEST(Relations, ANormOfAnotherSize) {
       values[i] = bf16_from_f32(0.3f + 0.05f * static_cast<float>(layer) + 0.001f * static_cast<float>(i));
     made.put(concat("model.layers.", layer, ".input_layernorm.weight"), DType::bf16, {128}, values);
   }
-  EXPECT_THAT(relation_faults(made), IsEmpty());
+  EXPECT_THAT(statistics_faults(made), IsEmpty());
   for (auto& value : made.values<uint16_t>("model.layers.4.input_layernorm.weight"))
     value = bf16_from_f32(10 * f32_from_bf16(value));
-  EXPECT_THAT(relation_faults(made), IsEmpty());
-  EXPECT_THAT(relations_of(made).warnings, Contains(HasSubstr("layers.4.input_layernorm.weight: is")));
+  EXPECT_THAT(statistics_faults(made), IsEmpty());
+  EXPECT_THAT(statistics_of(made).warnings, Contains(HasSubstr("layers.4.input_layernorm.weight: is")));
 }
 
 // ---- what config.json claims ----

@@ -9,9 +9,9 @@
 #include <functional>
 
 #include "core/convert.h"
-#include "core/progress.h"
 #include "core/rng.h"
 #include "made_checkpoint.h"
+#include "made_statistics.h"
 #include "support.h"
 #include "verify/statistics.h"
 
@@ -101,16 +101,8 @@ MadeCheckpoint mixture(bool turn = false) {
   return made;
 }
 
-std::vector<std::string> faults_of(const MadeCheckpoint& made) {
-  set_progress_enabled(false);
-  const test::TemporaryFolder folder;
-  made.write(folder / "made");
-  const auto model = model::take_apart(model::open_model(folder / "made"));
-  return StatisticsCollector(model).report().faults;
-}
-
 TEST(Stacks, SoundOnesAreNotNamed) {
-  for (const bool turn : {false, true}) EXPECT_THAT(faults_of(mixture(turn)), IsEmpty()) << turn;
+  for (const bool turn : {false, true}) EXPECT_THAT(statistics_faults(mixture(turn)), IsEmpty()) << turn;
 }
 
 TEST(Stacks, ExpertsInAnotherOrder) {
@@ -120,33 +112,33 @@ TEST(Stacks, ExpertsInAnotherOrder) {
     put(all, stack(layer, "down_proj"), shape,
         moved(down(layer), experts, 1, [](size_t i) { return (i + 1) % experts; }));
   }
-  EXPECT_THAT(faults_of(all), Contains(HasSubstr("with experts one place back")));
+  EXPECT_THAT(statistics_faults(all), Contains(HasSubstr("with experts one place back")));
   put(one, stack(2, "down_proj"), shape, moved(down(2), experts, 1, [](size_t i) { return experts - 1 - i; }));
-  EXPECT_THAT(faults_of(one), Contains(HasSubstr("layers.2.mlp.experts.down_proj: its columns agree")));
+  EXPECT_THAT(statistics_faults(one), Contains(HasSubstr("layers.2.mlp.experts.down_proj: its columns agree")));
   const auto exchanged = [](size_t i) { return i == 1 ? size_t{5} : i == 5 ? size_t{1} : i; };
   put(two, stack(2, "down_proj"), shape, moved(down(2), experts, 1, exchanged));
-  EXPECT_THAT(faults_of(two), Contains(HasSubstr("expert 1 by that of 5")));
+  EXPECT_THAT(statistics_faults(two), Contains(HasSubstr("expert 1 by that of 5")));
 }
 
 TEST(Stacks, BytesThatLieOtherwise) {
   auto turned = mixture(), inside = mixture();
   put(turned, stack(2, "down_proj"), {experts, hidden, inner}, stored_as(down(2), {experts, hidden, inner}, {0, 2, 1}));
-  EXPECT_THAT(faults_of(turned), Contains(HasSubstr("with bytes of [experts, inputs, outputs]")));
+  EXPECT_THAT(statistics_faults(turned), Contains(HasSubstr("with bytes of [experts, inputs, outputs]")));
   put(inside, stack(2, "gate_up_proj"), {experts, 2 * inner, hidden},
       stored_as(gate_up(2, false), {experts, 2 * inner, hidden}, {1, 0, 2}));
-  EXPECT_THAT(faults_of(inside), Contains(HasSubstr("with bytes of [outputs, experts, inputs]")));
+  EXPECT_THAT(statistics_faults(inside), Contains(HasSubstr("with bytes of [outputs, experts, inputs]")));
 }
 
 TEST(Stacks, GatesAndUpsThatWereSorted) {
   const auto shape = Shape{experts, 2 * inner, hidden};
   auto turn = mixture(), apart = mixture();
   put(turn, stack(2, "gate_up_proj"), shape, gate_up(2, true));
-  EXPECT_THAT(faults_of(turn), Contains(HasSubstr("with gates and ups in turn")));
+  EXPECT_THAT(statistics_faults(turn), Contains(HasSubstr("with gates and ups in turn")));
   // Halves that were taken for gates and ups in turn.
   const auto sorted = [](size_t row) { return row < inner ? 2 * row : 2 * (row - inner) + 1; };
   for (size_t layer = 0; layer < layers; ++layer)
     put(apart, stack(layer, "gate_up_proj"), shape, moved(gate_up(layer, false), 2 * inner, experts, sorted));
-  EXPECT_THAT(faults_of(apart), Contains(HasSubstr("even and odd rows were sorted apart")));
+  EXPECT_THAT(statistics_faults(apart), Contains(HasSubstr("even and odd rows were sorted apart")));
 }
 
 }  // namespace
