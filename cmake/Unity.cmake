@@ -2,7 +2,7 @@
 # headers of CUDA) is then read and instantiated once for all of them. For builds from nothing; a change compiles its
 # neighbours too.
 option(W4Q_UNITY "Compile several files at once" OFF)
-set(W4Q_UNITY_FILES 8 CACHE STRING "How many of C++ at once")
+set(W4Q_UNITY_FILES 20 CACHE STRING "How many of C++ at once")
 # Half of what a file of kernels takes that are only looked at are its headers.
 if(W4Q_FAST_COMPILED_KERNELS)
   set(cuda_files 16)

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int threads = 128;
 
-struct Task {
+struct ArrangeTask {
   const uint16_t* x;
   int64_t ldx;
   int m, k;
@@ -25,7 +25,7 @@ struct Task {
 };
 
 /// Eight inputs from `column` on of row `row`, zeros beyond the activations.
-__device__ uint4 load_eight(const Task& task, int row, int column) {
+__device__ uint4 load_eight(const ArrangeTask& task, int row, int column) {
   if (row >= task.m) return make_uint4(0, 0, 0, 0);
   const uint16_t* const from = task.x + row * task.ldx;
   if (task.order != nullptr) {
@@ -58,7 +58,7 @@ __device__ uint4 reorder(const uint4& v, char* four_rows, int row, int from, int
 }
 
 template <InputOrder input_order>
-__global__ void __launch_bounds__(threads) arrange_kernel(const Task task) {
+__global__ void __launch_bounds__(threads) arrange_kernel(const ArrangeTask task) {
   __shared__ uint4 buffer[threads / 32][warp_rows / 4][4 * padded_row / 16];
   device::trigger_dependent_launch();
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -97,7 +97,7 @@ size_t arranged_bytes(int64_t m, int64_t k, int rows) {
 
 void arrange(const Activations& x, InputOrder order, int rows, void* arranged, bool overlap,
              const device::Stream& stream) {
-  Task task{};
+  ArrangeTask task{};
   task.x = static_cast<const uint16_t*>(x.x);
   task.ldx = x.ldx;
   task.m = static_cast<int>(x.m);
