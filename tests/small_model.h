@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "core/float_formats.h"
-#include "core/rng.h"
 #include "core/text.h"
 #include "io/checkpoint_writer.h"
 #include "model/architecture.h"
 #include "model/opened.h"
 #include "model/parameters.h"
+#include "pooled_normal.h"
 
 namespace w4q::test {
 
@@ -125,17 +125,6 @@ inline std::map<std::string, Shape> small_tensors(const model::ModelConfig& conf
     tensors[stack] = {config.mixture.experts, inputs_first ? k : n, inputs_first ? n : k};
   }
   return tensors;
-}
-
-/// N(0, 1), one of 65,536 draws: to draw every weight anew takes longer than what most tests do with a small model. Of
-/// another stream than the fourth some router may stand at a tie, or an expert be sent no token.
-inline float pooled_normal(uint64_t seed, uint64_t index) {
-  static const std::vector<float> pool = [] {
-    std::vector<float> drawn(1 << 16);
-    for (size_t i = 0; i < drawn.size(); ++i) drawn[i] = static_cast<float>(random_normal(4, i));
-    return drawn;
-  }();
-  return pool[random_bits(seed, index) >> 48];
 }
 
 /// Norms around one (or what they add to one), weights of variance 1/k, everything BF16.

@@ -13,6 +13,7 @@
 #include "checkpoint/packed_checkpoint.h"
 #include "core/convert.h"
 #include "core/progress.h"
+#include "core/rng.h"
 #include "core/text.h"
 #include "decoder_cuda/decoder.h"
 #include "device/copy.h"

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/float_formats.h"
+#include "core/parallel.h"
 #include "device/buffer.h"
 #include "gpu.h"
 
@@ -12,12 +13,16 @@ namespace w4q::test {
 /// Rounds to f16.
 inline std::vector<uint16_t> halves(const std::vector<float>& values) {
   std::vector<uint16_t> bits(values.size());
-  for (size_t i = 0; i < bits.size(); ++i) bits[i] = f16_from_f32(values[i]);
+  parallel_for(static_cast<int64_t>(bits.size()), 1 << 14, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) bits[i] = f16_from_f32(values[i]);
+  });
   return bits;
 }
 inline std::vector<float> floats(const std::vector<uint16_t>& bits) {
   std::vector<float> values(bits.size());
-  for (size_t i = 0; i < bits.size(); ++i) values[i] = f32_from_f16(bits[i]);
+  parallel_for(static_cast<int64_t>(bits.size()), 1 << 14, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) values[i] = f32_from_f16(bits[i]);
+  });
   return values;
 }
 /// Values as f16 can say them.

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/rng.h"
 #include "core/text.h"
 #include "device/properties.h"
 #include "device_values.h"

@@ -3,12 +3,14 @@
 #include <cstring>
 #include <vector>
 
+#include "core/rng.h"
 #include "fused_linear_check.h"
 #include "gpu.h"
 #include "kernels/small_float/dequantize.h"
 #include "kernels/small_float/tile_scales.h"
 #include "laws/registries.h"
 #include "linear_cuda_check.h"
+#include "pooled_normal.h"
 #include "repack/layout_registry.h"
 #include "support.h"
 
@@ -35,7 +37,7 @@ PackedWeight canonical_weight(const char* name, Size size, double magnitude) {
   for (size_t i = 0; i < values.size(); ++i) {
     const double row = 1.0 + 0.5 * static_cast<double>(i / static_cast<size_t>(size.k) % 5);
     const double block = std::ldexp(1.0, static_cast<int>(random_bits(5, i / 16) % 4));
-    values[i] = static_cast<float>(magnitude * row * block * random_normal(7, i));
+    values[i] = static_cast<float>(magnitude * row * block * test::pooled_normal(7, i));
   }
   return test::encoded(scheme, values, size.n, size.k);
 }

@@ -5,6 +5,7 @@
 #include "core/text.h"
 #include "gpu.h"
 #include "linear_cuda_check.h"
+#include "pooled_normal.h"
 
 namespace w4q::test {
 
@@ -49,7 +50,7 @@ class FusedChain {
 
   static std::vector<float> numbers(size_t count, uint64_t seed, double magnitude) {
     std::vector<float> values(count);
-    for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(magnitude * random_normal(seed, i));
+    fill_normal(values, seed, magnitude);
     return values;
   }
   static double relative_error(const std::vector<double>& got, const std::vector<double>& expected) {

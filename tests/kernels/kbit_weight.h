@@ -7,13 +7,13 @@
 
 #include "core/float_formats.h"
 #include "core/parallel.h"
-#include "core/rng.h"
 #include "device/buffer.h"
 #include "formats/codebook.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
 #include "kernels/common/table_stretch.h"
 #include "kernels/linear/device_linear.h"
+#include "pooled_normal.h"
 #include "quantize/quantizer_registry.h"
 #include "repack/layout_registry.h"
 #include "support.h"
@@ -31,7 +31,7 @@ class KbitWeight {
              std::string_view layout = "kbit-fragment")
       : scheme_(scheme), size_(size), layout_(layout) {
     std::vector<float> values(static_cast<size_t>(size.n * size.k));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(magnitude * random_normal(7, i));
+    fill_normal(values, 7, magnitude);
     const TensorView view{"w", DType::f32, {size.n, size.k}, bytes_of(values)};
     const auto canonical = quantize::quantizer_row("kbit").run(view, scheme, {}).weight;
     decoded_.resize(values.size());

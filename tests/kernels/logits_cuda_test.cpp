@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 
+#include "core/rng.h"
 #include "device/properties.h"
 #include "device_values.h"
 #include "gpu.h"

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/rng.h"
 #include "core/views.h"
+#include "pooled_normal.h"
 
 namespace w4q::test {
 
@@ -13,7 +13,7 @@ namespace w4q::test {
 struct RandomMatrix {
   RandomMatrix(int64_t rows_, int64_t cols_, uint64_t seed)
       : rows(rows_), cols(cols_), values(static_cast<size_t>(rows_ * cols_)) {
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(random_normal(seed, i));
+    fill_normal(values, seed);
   }
   operator MatrixView<float>() { return {values.data(), rows, cols}; }
   operator MatrixView<const float>() const { return {values.data(), rows, cols}; }

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "core/float_formats.h"
-#include "core/rng.h"
 #include "core/text.h"
 #include "device/buffer.h"
 #include "device/cublas.h"
@@ -18,6 +17,7 @@
 #include "kernels/linear/kernel_row.h"
 #include "kernels/rotated/pack.h"
 #include "kernels/rotated/rotate_input.h"
+#include "pooled_normal.h"
 #include "quantize/passes.h"
 #include "quantize/rounding.h"
 #include "repack/layout_registry.h"
@@ -40,7 +40,7 @@ class RotatedGpu : public testing::Test {
 
 std::vector<float> normals(int64_t count, uint64_t seed, float scale = 1) {
   std::vector<float> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = scale * static_cast<float>(random_normal(seed, i));
+  test::fill_normal(values, seed, scale);
   return values;
 }
 
