@@ -14,8 +14,8 @@
 #include "kernels/linear/linear.h"
 #include "model/experts_like.h"
 #include "model/stored_sizes.h"
-#include "verify/rescaled.h"
-#include "verify/weights.h"
+#include "verify/weights/rescaled.h"
+#include "verify/weights/weights.h"
 
 namespace w4q::verify {
 namespace {

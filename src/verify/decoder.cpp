@@ -10,7 +10,7 @@
 #include "formats/scheme_registry.h"
 #include "verify/rungs.h"
 #include "verify/survey.h"
-#include "verify/weights.h"
+#include "verify/weights/weights.h"
 
 namespace w4q::verify {
 namespace {

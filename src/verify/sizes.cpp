@@ -4,7 +4,7 @@
 #include <map>
 
 #include "model/kinds.h"
-#include "verify/weights.h"
+#include "verify/weights/weights.h"
 
 namespace w4q::verify {
 namespace {

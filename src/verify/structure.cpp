@@ -11,8 +11,8 @@
 #include "core/interrupt.h"
 #include "core/text.h"
 #include "model/layer_plan.h"
-#include "verify/kept.h"
 #include "verify/rungs.h"
+#include "verify/weights/kept.h"
 
 namespace w4q::verify {
 namespace {

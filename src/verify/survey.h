@@ -2,7 +2,7 @@
 #pragma once
 
 #include "verify/decoder.h"
-#include "verify/statistics.h"
+#include "verify/statistics/statistics.h"
 
 namespace w4q::verify {
 

@@ -16,9 +16,9 @@
 #include "pipeline/quantize_model.h"
 #include "pipeline/repack_model.h"
 #include "support.h"
-#include "verify/convention.h"
+#include "verify/conventions/detective.h"
 #include "verify/structure.h"
-#include "verify/weights.h"
+#include "verify/weights/weights.h"
 
 namespace w4q::pipeline {
 namespace {

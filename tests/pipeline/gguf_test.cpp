@@ -19,7 +19,7 @@
 #include "support.h"
 #include "tokenizer/token_file.h"
 #include "tokenizer/tokenizer.h"
-#include "verify/reference.h"
+#include "verify/weights/reference.h"
 
 namespace w4q::pipeline {
 namespace {

@@ -8,7 +8,7 @@
 #include "pipeline/repack_model.h"
 #include "support.h"
 #include "verify/structure.h"
-#include "verify/weights.h"
+#include "verify/weights/weights.h"
 
 namespace w4q::pipeline {
 namespace {

@@ -10,9 +10,9 @@
 #include "made_contents.h"
 #include "packed_model.h"
 #include "support.h"
-#include "verify/contents.h"
-#include "verify/rescaled.h"
-#include "verify/weight_nearest.h"
+#include "verify/contents/contents.h"
+#include "verify/weights/nearest.h"
+#include "verify/weights/rescaled.h"
 
 namespace w4q::verify {
 namespace {

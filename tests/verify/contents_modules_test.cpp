@@ -4,7 +4,7 @@
 
 #include "core/rng.h"
 #include "made_contents.h"
-#include "verify/statistics_blocks.h"
+#include "verify/statistics/blocks.h"
 
 namespace w4q::verify {
 namespace {

@@ -8,7 +8,7 @@
 #include "made_checkpoint.h"
 #include "made_contents.h"
 #include "support.h"
-#include "verify/contents.h"
+#include "verify/contents/contents.h"
 #include "verify/zero_pages.h"
 
 namespace w4q::verify {

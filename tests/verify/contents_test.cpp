@@ -1,6 +1,6 @@
 // What others write, without a base: every seeded fault is named, or stands in the list of those that nothing but the
 // base can tell; clean checkpoints raise no alarm.
-#include "verify/contents.h"
+#include "verify/contents/contents.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The convention detective on checkpoints that our own writers made of the bundled model: clean ones raise no alarm,
 // and every seeded fault is named with its tensor.
-#include "verify/convention.h"
+#include "verify/conventions/detective.h"
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@
 #include "packed_model.h"
 #include "pipeline/convert_model.h"
 #include "quantize/rounding.h"
-#include "verify/convention_values.h"
+#include "verify/conventions/values.h"
 #include "verify/rungs.h"
 
 namespace w4q::verify {

@@ -7,7 +7,7 @@
 #include "made_checkpoint.h"
 #include "made_statistics.h"
 #include "support.h"
-#include "verify/statistics.h"
+#include "verify/statistics/statistics.h"
 
 namespace w4q::verify {
 namespace {

@@ -5,7 +5,7 @@
 #include "formats/scheme_registry.h"
 #include "packed_model.h"
 #include "pipeline/convert_model.h"
-#include "verify/statistics.h"
+#include "verify/statistics/statistics.h"
 
 namespace w4q::verify {
 namespace {

@@ -3,8 +3,8 @@
 
 #include "made_contents.h"
 #include "packed_model.h"
-#include "verify/kept.h"
 #include "verify/ladder.h"
+#include "verify/weights/kept.h"
 
 namespace w4q::verify {
 namespace {

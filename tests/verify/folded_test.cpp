@@ -14,10 +14,10 @@
 #include "packed_model.h"
 #include "pipeline/convert_model.h"
 #include "support.h"
-#include "verify/contents.h"
-#include "verify/kept.h"
-#include "verify/statistics.h"
-#include "verify/weights.h"
+#include "verify/contents/contents.h"
+#include "verify/statistics/statistics.h"
+#include "verify/weights/kept.h"
+#include "verify/weights/weights.h"
 
 namespace w4q::verify {
 namespace {

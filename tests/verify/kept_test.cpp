@@ -1,5 +1,5 @@
 // What other programs kept, against the base.
-#include "verify/kept.h"
+#include "verify/weights/kept.h"
 
 #include <gmock/gmock.h>
 

@@ -10,9 +10,9 @@
 #include "gpu.h"
 #include "packed_model.h"
 #include "pipeline/quantize_model.h"
-#include "verify/kernel_check.h"
-#include "verify/product_check_cuda.h"
-#include "verify/product_kernels_cuda.h"
+#include "verify/products/kernel_check.h"
+#include "verify/products/product_check_cuda.h"
+#include "verify/products/product_kernels_cuda.h"
 
 namespace w4q::verify {
 namespace {

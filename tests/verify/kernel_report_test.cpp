@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "verify/kernel_check.h"
-#include "verify/product_reference.h"
+#include "verify/products/kernel_check.h"
+#include "verify/products/product_reference.h"
 
 namespace w4q::verify {
 namespace {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "support.h"
-#include "verify/statistics_blocks.h"
+#include "verify/statistics/blocks.h"
 
 namespace w4q::verify {
 namespace {

@@ -9,7 +9,7 @@
 #include "core/progress.h"
 #include "made_checkpoint.h"
 #include "support.h"
-#include "verify/contents.h"
+#include "verify/contents/contents.h"
 
 namespace w4q::verify {
 

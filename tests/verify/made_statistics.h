@@ -4,7 +4,7 @@
 #include "core/progress.h"
 #include "made_checkpoint.h"
 #include "support.h"
-#include "verify/statistics.h"
+#include "verify/statistics/statistics.h"
 
 namespace w4q::verify {
 

@@ -1,4 +1,4 @@
-#include "verify/reference.h"
+#include "verify/weights/reference.h"
 
 #include "packed_model.h"
 

@@ -9,9 +9,9 @@
 #include "made_checkpoint.h"
 #include "made_statistics.h"
 #include "support.h"
-#include "verify/contents.h"
-#include "verify/statistics.h"
-#include "verify/statistics_norms.h"
+#include "verify/contents/contents.h"
+#include "verify/statistics/norms.h"
+#include "verify/statistics/statistics.h"
 
 namespace w4q::verify {
 namespace {

@@ -6,7 +6,7 @@
 #include "io/safetensors.h"
 #include "model/model.h"
 #include "packed_model.h"
-#include "verify/weights.h"
+#include "verify/weights/weights.h"
 
 namespace w4q::verify {
 namespace {

@@ -1,5 +1,5 @@
 // The experts of a mixture together: orders of what reads against what writes, and how stacks lie in memory.
-#include "verify/statistics_stacks.h"
+#include "verify/statistics/stacks.h"
 
 #include <gmock/gmock.h>
 
@@ -13,7 +13,7 @@
 #include "made_checkpoint.h"
 #include "made_statistics.h"
 #include "support.h"
-#include "verify/statistics.h"
+#include "verify/statistics/statistics.h"
 
 namespace w4q::verify {
 namespace {

@@ -1,5 +1,5 @@
 // What the statistics rung says of seeded faults, without a base and without digests, and of sound folders.
-#include "verify/statistics.h"
+#include "verify/statistics/statistics.h"
 
 #include <gmock/gmock.h>
 
@@ -12,7 +12,7 @@
 #include "packed_model.h"
 #include "quantize/rounding.h"
 #include "small_model.h"
-#include "verify/statistics_orders.h"
+#include "verify/statistics/orders.h"
 
 namespace w4q::verify {
 namespace {

@@ -1,6 +1,6 @@
 // Rows and values beside those of a role: what was stored in part, twice, or in other bytes is named, and what sound programs
 // leave is not.
-#include "verify/tensor_rows.h"
+#include "verify/weights/tensor_rows.h"
 
 #include <gmock/gmock.h>
 

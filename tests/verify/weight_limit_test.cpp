@@ -1,10 +1,10 @@
 // What the weights rung asks of every weight by default: seeded faults miss it, sound folders of every step hold it.
-#include "verify/weight_limit.h"
+#include "verify/weights/limit.h"
 
 #include <cstring>
 
 #include "packed_model.h"
-#include "verify/weights.h"
+#include "verify/weights/weights.h"
 
 namespace w4q::verify {
 namespace {

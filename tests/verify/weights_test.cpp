@@ -1,4 +1,4 @@
-#include "verify/weights.h"
+#include "verify/weights/weights.h"
 
 #include <cmath>
 

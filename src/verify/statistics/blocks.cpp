@@ -1,0 +1,1220 @@
+#include "verify/statistics/blocks.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "core/parallel.h"
+#include "core/text.h"
+#include "formats/integer.h"
+#include "formats/scheme_registry.h"
+#include "formats/table/table_format.h"
+#include "model/parameters.h"
+#include "verify/median.h"
+
+namespace w4q::verify {
+namespace {
+
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::SchemeFamily;
+
+constexpr int64_t all_up_to = int64_t{1} << 18, sampled_codes = int64_t{1} << 17;
+constexpr int64_t rows_together = 8;
+constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
+
+/// A scale that stands out: in standard deviations and, where blocks hardly differ, as a logarithm.
+constexpr double most_spreads = 12, least_loud = 2, least_quiet = 9;
+/// … by so much at least, as a bit of an exponent makes it (16 times): by 10 times.
+constexpr double least_turned = 2.3;
+
+/// Log deviation of the codes of a block with an outlier, below that of most.
+constexpr double outlier_below = 0.3;
+
+/// Slopes below which scales may stand in another order.
+constexpr double unsure_match = 0.4;
+
+std::vector<int64_t> rows_of(const PackedWeight& weight) {
+  const int64_t blocks = (weight.n + rows_together - 1) / rows_together;
+  const int64_t taken = weight.n * weight.k <= all_up_to
+                            ? blocks
+                            : std::clamp<int64_t>(sampled_codes / (rows_together * weight.k), 1, blocks);
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < taken; ++i) {
+    const int64_t first = i * blocks / taken * rows_together;
+    for (int64_t row = first; row < std::min(first + rows_together, weight.n); ++row) rows.push_back(row);
+  }
+  return rows;
+}
+
+/// Of scales, which have few values: those seen last are remembered.
+class Logarithms {
+ public:
+  double of(float scale) {
+    auto& [known, log] = seen_[std::bit_cast<uint32_t>(scale) * 0x9E3779B1u >> 22];
+    if (known != scale) known = scale, log = std::log(double{scale});
+    return log;
+  }
+
+ private:
+  std::array<std::pair<float, double>, 1024> seen_{};
+};
+
+struct ScaleOrder {
+  std::string_view name;
+  int64_t (*from)(int64_t row, int64_t group, int64_t n, int64_t groups);
+};
+constexpr ScaleOrder orders[] = {
+    {"outputs and groups exchanged",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) {
+       const int64_t at = row * groups + group;
+       return at % n * groups + at / n;
+     }},
+    {"all in reverse order",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return n * groups - 1 - (row * groups + group); }},
+    {"the groups of each output in reverse order",
+     [](int64_t row, int64_t group, int64_t, int64_t groups) { return row * groups + groups - 1 - group; }},
+    {"the outputs in reverse order",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return (n - 1 - row) * groups + group; }},
+    {"the two halves of the outputs exchanged",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return (row + n / 2) % n * groups + group; }},
+    {"the two halves of the groups exchanged",
+     [](int64_t row, int64_t group, int64_t, int64_t groups) { return row * groups + (group + groups / 2) % groups; }},
+    {"each one place on",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return (row * groups + group + 1) % (n * groups); }},
+    {"each one place back", [](int64_t row, int64_t group, int64_t n,
+                               int64_t groups) { return (row * groups + group + n * groups - 1) % (n * groups); }},
+    {"each one output on",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return (row + 1) % n * groups + group; }},
+    {"each one output back",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return (row + n - 1) % n * groups + group; }},
+};
+
+}  // namespace
+
+BlockSample::BlockSample(const PackedWeight& canonical) : weight_(canonical), rows_(rows_of(canonical)) {
+  const auto& row = formats::scheme_row(canonical.scheme.family);
+  int64_t size = 0;
+  if (formats::shares_bits(canonical.scheme)) return;  // a code alone stands for nothing
+  if (canonical.scheme.family == SchemeFamily::integer) {
+    size = formats::integer_group_size(canonical.scheme, canonical.k);
+  } else {
+    const auto format = row.table(canonical.scheme);
+    size = formats::block_of(format, canonical.k);
+    by_largest_ = format.rule != formats::ScaleRule::group_norm;
+    if (format.order == formats::CodeOrder::dense && canonical.k % size != 0) size = 0;
+    if (format.block_rows != 1) size = 0;  // rows have no scales of their own
+  }
+  if (size == 0) return;
+  groups_ = (canonical.k + size - 1) / size;
+  group_of_.resize(static_cast<size_t>(canonical.k));
+  for (size_t col = 0; col < group_of_.size(); ++col) {
+    group_of_[col] = canonical.scheme.act_order ? canonical.plane(PlaneRole::group_index).bytes.as<int32_t>()[col]
+                                                : static_cast<int32_t>(static_cast<int64_t>(col) / size);
+  }
+  log_scales_.resize(static_cast<size_t>(canonical.n * groups_));
+  std::atomic<int64_t> negative = 0, near_one = 0;
+  parallel_for(std::ssize(log_scales_), 1 << 16, [&](int64_t begin, int64_t end) {
+    Logarithms log;
+    int64_t below = 0, near = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const float stored = formats::scale_at(canonical, i), scale = std::abs(stored);
+      below += stored<0, near += scale> 0.5f && scale < 2;
+      log_scales_[static_cast<size_t>(i)] = scale > 0 ? log.of(scale) : nothing;
+    }
+    negative += below, near_one += near;
+  });
+  negative_ = negative, near_one_ = near_one;
+  read_codes();
+  measure();
+}
+
+void BlockSample::read_codes() {
+  const auto width = static_cast<size_t>(weight_.k);
+  const bool integer = weight_.scheme.family == SchemeFamily::integer;
+  const auto& row = formats::scheme_row(weight_.scheme.family);
+  auto& table = table_;
+  table.resize(size_t{1} << weight_.scheme.bits);
+  std::vector<uint8_t> codes(width), zeros(static_cast<size_t>(groups_));
+  if (integer) {
+    std::iota(table.begin(), table.end(), 0.0f);
+  } else {
+    table = formats::table_levels(row.table(weight_.scheme), weight_);
+  }
+  levels_.resize(rows_.size() * width);
+  codes_.resize(levels_.size());
+  zeros_.resize(rows_.size() * static_cast<size_t>(groups_));
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    if (integer) {
+      formats::integer_read_codes(weight_, rows_[i], codes);
+      formats::integer_read_zeros(weight_, rows_[i], zeros);
+      for (size_t g = 0; g < zeros.size(); ++g) zeros_[i * zeros.size() + g] = zeros[g];
+    } else {
+      formats::table_read_codes(row.table(weight_.scheme), weight_, rows_[i], codes);
+    }
+    for (size_t col = 0; col < width; ++col) {
+      levels_[i * width + col] = table[codes[col]];
+      codes_[i * width + col] = codes[col];
+    }
+  }
+}
+
+void BlockSample::measure() {
+  const auto groups = static_cast<size_t>(groups_), width = static_cast<size_t>(weight_.k);
+  deviations_.resize(rows_.size() * groups);
+  means_.resize(deviations_.size());
+  std::vector<double> count(groups), sum(groups), squares(groups);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    for (auto* series : {&count, &sum, &squares}) std::ranges::fill(*series, 0.0);
+    for (size_t col = 0; col < width; ++col) {
+      const auto group = static_cast<size_t>(group_of_[col]);
+      const double value = level(i, col);
+      count[group] += 1, sum[group] += value, squares[group] += value * value;
+    }
+    for (size_t group = 0; group < groups; ++group) {
+      const double mean = count[group] > 0 ? sum[group] / count[group] : 0;
+      const double variance = count[group] > 0 ? squares[group] / count[group] - mean * mean : 0;
+      const size_t at = i * groups + group;
+      means_[at] = mean;
+      deviations_[at] = variance > 1e-9 ? 0.5 * std::log(variance) : nothing;
+      const bool scaled = !std::isnan(log_scale(rows_[i] * groups_ + static_cast<int64_t>(group)));
+      if (!scaled && !std::isnan(deviations_[at])) ++empty_;
+    }
+  }
+}
+
+Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
+  std::vector<double> scales;
+  for (const int64_t index : order) scales.push_back(log_scale(index));
+  return match_of_scales(scales);
+}
+
+double BlockSample::least_fine(std::span<const double> log_scales) const {
+  if (weight_.scheme.scale != formats::ScaleType::e4m3) return -INFINITY;
+  // Below the least normal one E4M3 is coarse, however small all are: two matrices may share the factor before them.
+  double least = std::log(0x1p-6);
+  for (const double scale : log_scales) least = std::isnan(scale) ? least : std::max(least, scale - std::log(0x1p12));
+  return least;
+}
+
+Slope BlockSample::match_of_scales(std::span<const double> log_scales) const {
+  const double least = least_fine(log_scales);
+  std::vector<size_t> place;
+  std::vector<double> x, y;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const size_t first = x.size();
+    double mean_x = 0, mean_y = 0;
+    for (size_t group = 0; group < static_cast<size_t>(groups_); ++group) {
+      const size_t at = i * static_cast<size_t>(groups_) + group;
+      const double scale = log_scales[at];
+      if (std::isnan(scale) || std::isnan(deviations_[at]) || scale < least) continue;
+      x.push_back(deviations_[at]), y.push_back(-scale), place.push_back(group);
+      mean_x += x.back(), mean_y += y.back();
+    }
+    const auto count = static_cast<double>(x.size() - first);
+    // Sizes of rows say nothing of whether a row's scales belong to its codes.
+    for (size_t at = first; groups_ > 3 && at < x.size(); ++at) x[at] -= mean_x / count, y[at] -= mean_y / count;
+  }
+  Slope found = slope(x, y);
+  if (found.error > 0) {
+    found.error = std::max(found.error, error_by_place(x, y, place, found, static_cast<size_t>(groups_)));
+  }
+  return found;
+}
+
+std::vector<double> BlockSample::histogram() const {
+  std::vector<double> shares(size_t{1} << weight_.scheme.bits);
+  const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
+  double total = 0;
+  std::vector<int64_t> counts(shares.size());
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    const uint8_t* const codes = codes_.data() + row * width;
+    const double* const deviations = deviations_.data() + row * groups;
+    for (size_t col = 0; col < width; ++col) {
+      counts[codes[col]] += !std::isnan(deviations[group_of_[col]]);
+    }
+  }
+  for (size_t code = 0; code < shares.size(); ++code) {
+    shares[code] = static_cast<double>(counts[code]);
+    total += shares[code];
+  }
+  for (double& share : shares) share /= std::max(1.0, total);
+  return shares;
+}
+
+double BlockSample::mean_step() const {
+  const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
+  double sum = 0, total = 0;
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    const uint8_t* const codes = codes_.data() + row * width;
+    for (size_t col = 0; col < width; ++col) {
+      const size_t block = row * groups + static_cast<size_t>(group_of_[col]);
+      if (std::isnan(deviations_[block])) continue;
+      sum += codes[col] - zeros_[block], total += 1;
+    }
+  }
+  return sum / std::max(1.0, total);
+}
+
+int64_t BlockSample::constant_rows() const {
+  const auto width = static_cast<size_t>(weight_.k);
+  int64_t count = 0;
+  for (size_t i = 0; i < rows_.size() && groups_ > 3; ++i) {
+    const auto row = std::span(codes_).subspan(i * width, width);
+    if (!std::ranges::all_of(row, [&](uint8_t code) { return code == row.front(); })) continue;
+    const double first = log_scale(rows_[i] * groups_);
+    bool differs = false;
+    for (int64_t g = 1; g < groups_; ++g) differs = differs || log_scale(rows_[i] * groups_ + g) != first;
+    count += differs && !std::isnan(first);
+  }
+  return count;
+}
+
+int64_t BlockSample::long_groups() const {
+  const auto is_short = [&](int64_t group) { return std::ranges::count(group_of_, group) < 16; };
+  return is_short(0) ? 0 : is_short(groups_ - 1) ? groups_ - 1 : groups_;
+}
+
+int64_t BlockSample::constant_blocks() const {
+  const int64_t whole = long_groups();
+  std::map<double, int64_t> scales;
+  int64_t count = 0;
+  for (size_t at = 0; at < deviations_.size(); ++at) {
+    if (!std::isnan(deviations_[at]) || static_cast<int64_t>(at) % groups_ >= whole) continue;
+    const auto groups = static_cast<size_t>(groups_);
+    const double scale = log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
+    if (!std::isnan(scale)) ++count, ++scales[scale];
+  }
+  int64_t commonest = 0;
+  for (const auto& [scale, blocks] : scales) commonest = std::max(commonest, blocks);
+  return count - commonest;
+}
+
+int64_t BlockSample::lone_constant_blocks() const {
+  const int64_t whole = long_groups();
+  const auto groups = static_cast<size_t>(groups_);
+  const auto scale_of = [&](size_t at) {
+    return log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
+  };
+  std::vector<size_t> constant;
+  std::vector<double> scales;
+  double least = INFINITY;
+  for (size_t at = 0; at < deviations_.size(); ++at) {
+    const double scale = scale_of(at);
+    if (std::isnan(scale) || static_cast<int64_t>(at) % groups_ >= whole) continue;
+    least = std::min(least, scale);
+    if (std::isnan(deviations_[at])) {
+      constant.push_back(at);
+    } else {
+      scales.push_back(scale);
+    }
+  }
+  if (constant.empty() || scales.empty()) return 0;
+  const double usual = median(std::move(scales));
+  // What is smaller than the smallest scale of a type is rounded to nothing with it.
+  return std::ranges::count_if(
+      constant, [&](size_t at) { return std::abs(scale_of(at) - usual) < std::log(4.0) && scale_of(at) > least; });
+}
+
+int64_t BlockSample::endless_blocks() const {
+  // The largest weight of an integer block lies half a step from its end: which code it gets, a rounded scale decides.
+  if (!by_largest_ || weight_.k % groups_ != 0 || weight_.scheme.family == SchemeFamily::integer) return 0;
+  // Nested scales are themselves rounded, up too: then the largest weight misses its end.
+  if (weight_.scheme.scale == formats::ScaleType::nested) return 0;
+  const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
+  // Errors that were fed back move the largest weight of a block by a step: the levels beside the ends count, too.
+  if (table_.size() < 8) return 0;
+  auto sorted = table_;
+  std::ranges::sort(sorted);
+  std::vector<char> is_end;
+  for (const float level : table_) is_end.push_back(level <= sorted[1] || level >= sorted[sorted.size() - 2]);
+  const double least = least_fine(log_scales_);
+  int64_t count = 0;
+  std::vector<char> has(groups);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    std::ranges::fill(has, 0);
+    for (size_t col = 0; col < width; ++col) {
+      has[static_cast<size_t>(group_of_[col])] |= is_end[codes_[i * width + col]];
+    }
+    for (size_t g = 0; g < groups; ++g) {
+      const bool fine = log_scale(rows_[i] * groups_ + static_cast<int64_t>(g)) >= least;
+      count += has[g] == 0 && fine && !std::isnan(deviations_[i * groups + g]);
+    }
+  }
+  return count;
+}
+
+std::vector<float> BlockSample::table() const {
+  if (weight_.scheme.family == SchemeFamily::integer) return {};
+  auto levels = table_;
+  // Of these a power of two may stand in the table instead of the scales.
+  const bool any_size = weight_.scheme.family == SchemeFamily::kbit || weight_.scheme.family == SchemeFamily::rotated;
+  if (!any_size) return levels;
+  float largest = 0;
+  for (const float level : levels) largest = std::max(largest, std::abs(level));
+  for (float& level : levels) level = largest > 0 ? level / largest : level;
+  return levels;
+}
+
+bool BlockSample::outliers_show(double usual) const {
+  const auto [least, most] = std::ranges::minmax(table_);
+  const double end = weight_.scheme.asymmetric ? most - least
+                                               : std::max(std::abs(least), std::abs(most)) *
+                                                     (weight_.scheme.family == SchemeFamily::integer ? 0.5 : 1);
+  const double size = static_cast<double>(weight_.k) / static_cast<double>(groups_);
+  // Two values at the end, all others nothing; of ranges from the least to the largest one value.
+  const double few = weight_.scheme.asymmetric ? 1 : 2;
+  return usual - outlier_below > std::log(end * std::sqrt(few * (size - few)) / size);
+}
+
+void BlockSample::Loudest::add(const Loudest& later) {
+  if (later.above > above) {
+    row = later.row, group = later.group;
+    next = std::max(std::exchange(above, later.above), later.next);
+  } else {
+    next = std::max(next, later.above);
+  }
+}
+
+BlockSample::Loudest BlockSample::loudest() const {
+  const auto groups = static_cast<size_t>(groups_);
+  if (rows_.size() < 8 || groups < 4) return {};
+  std::vector<double> scales(deviations_.size(), nothing), column, of_group(groups);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    std::vector<double> row;
+    for (size_t g = 0; g < groups; ++g) {
+      const double scale = log_scale(rows_[i] * groups_ + static_cast<int64_t>(g));
+      scales[i * groups + g] = scale;
+      if (!std::isnan(scale)) row.push_back(scale);
+    }
+    const double middle = median(std::move(row));
+    for (size_t g = 0; g < groups; ++g) scales[i * groups + g] -= middle;
+  }
+  for (size_t g = 0; g < groups; ++g) {
+    column.clear();
+    for (size_t at = g; at < scales.size(); at += groups) {
+      if (!std::isnan(scales[at])) column.push_back(scales[at]);
+    }
+    of_group[g] = median(column);
+  }
+  std::vector<double> magnitudes, spreads;
+  for (const double deviation : deviations_) {
+    if (!std::isnan(deviation)) spreads.push_back(deviation);
+  }
+  const double usual = median(spreads);
+  if (!outliers_show(usual)) return {};
+  Loudest result{0, 0, -INFINITY, -INFINITY, 0};
+  for (size_t at = 0; at < scales.size(); ++at) {
+    const double above = scales[at] - of_group[at % groups];
+    if (std::isnan(above) || std::isnan(deviations_[at])) continue;
+    magnitudes.push_back(std::abs(above));
+    // An outlier makes a scale large and all other codes small.
+    if (deviations_[at] < usual - outlier_below) continue;
+    if (above > result.above) {
+      result = {rows_[at / groups], static_cast<int64_t>(at % groups), above, result.above, 0};
+    } else {
+      result.next = std::max(result.next, above);
+    }
+  }
+  result.spread = 1.4826 * median(std::move(magnitudes));
+  return result;
+}
+
+namespace {
+
+/// Log scales beyond the medians of their rows and places, in log; NaN: no scale. `of_place` from the same rows.
+double beyond_row(std::span<const double> row, std::span<const double> of_place, std::vector<double>& kept) {
+  kept.clear();
+  for (size_t g = 0; g < row.size(); ++g) {
+    if (!std::isnan(row[g]) && !std::isnan(of_place[g])) kept.push_back(row[g] - of_place[g]);
+  }
+  return median(kept);
+}
+
+}  // namespace
+
+BlockSample::Loudest BlockSample::loudest_values(double sign) const {
+  const auto groups = static_cast<size_t>(groups_);
+  if (rows_.size() < 8 || groups < 4) return {};
+  const auto log_row = [&](int64_t row) {
+    return std::span(log_scales_).subspan(static_cast<size_t>(row) * groups, groups);
+  };
+  std::vector<double> of_place(groups), column, kept, spreads, sizes;
+  for (size_t g = 0; g < groups; ++g) {
+    column.clear();
+    for (const int64_t row : rows_) {
+      if (const double scale = log_row(row)[g]; !std::isnan(scale)) column.push_back(scale);
+    }
+    of_place[g] = column.empty() ? nothing : median(column);
+  }
+  for (const double deviation : deviations_) {
+    if (!std::isnan(deviation)) spreads.push_back(deviation);
+  }
+  const double usual = median(spreads);
+  if (sign > 0 && !outliers_show(usual)) return {};
+  std::vector<double> of_row;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    of_row.push_back(beyond_row(log_row(rows_[i]), of_place, kept));
+    for (size_t g = 0; g < groups; ++g) {
+      const double size = log_row(rows_[i])[g] - of_place[g] - of_row.back() + deviations_[i * groups + g] - usual;
+      if (!std::isnan(size)) sizes.push_back(std::abs(size));
+    }
+  }
+  Loudest result{0, 0, -INFINITY, -INFINITY, 1.4826 * median(std::move(sizes))};
+  const double least = std::max(least_loud, most_spreads * result.spread);
+  // Of each range of rows its own, put together in their order: the first of equals, as one after the other.
+  constexpr int64_t grain = 512;
+  std::vector<Loudest> parts(static_cast<size_t>((weight_.n + grain - 1) / grain), result);
+  parallel_for(weight_.n, grain, [&](int64_t begin, int64_t end) {
+    Loudest& part = parts[static_cast<size_t>(begin / grain)];
+    std::vector<double> values;
+    for (int64_t row = begin; row < end; ++row) {
+      const auto scales = log_row(row);
+      double most = -INFINITY, sum = 0, count = 0;
+      for (size_t g = 0; g < groups; ++g) {
+        const double above = sign * (scales[g] - of_place[g]);
+        if (std::isnan(above)) continue;
+        most = std::max(most, above), sum += above, count += 1;
+      }
+      // A mean is no more than the largest one away from the median.
+      if (count == 0 || most - sum / count < least / 2) continue;
+      const double middle = beyond_row(scales, of_place, values);
+      if (most - sign * middle < least / 2) continue;
+      const auto deviations = deviations_of(row);
+      for (size_t g = 0; g < groups; ++g) {
+        const double size = sign * (scales[g] - of_place[g] - middle + deviations[g] - usual);
+        if (std::isnan(size) || deviations[g] < usual - outlier_below) continue;
+        part.add({row, static_cast<int64_t>(g), size, -INFINITY, result.spread});
+      }
+    }
+  });
+  for (const Loudest& part : parts) result.add(part);
+  return result;
+}
+
+std::vector<double> BlockSample::deviations_of(int64_t row) const {
+  const auto groups = static_cast<size_t>(groups_), width = static_cast<size_t>(weight_.k);
+  std::vector<uint8_t> codes(width);
+  if (weight_.scheme.family == SchemeFamily::integer) {
+    formats::integer_read_codes(weight_, row, codes);
+  } else {
+    formats::table_read_codes(formats::scheme_row(weight_.scheme.family).table(weight_.scheme), weight_, row, codes);
+  }
+  std::vector<double> count(groups), sum(groups), squares(groups), result(groups, nothing);
+  for (size_t col = 0; col < width; ++col) {
+    const auto group = static_cast<size_t>(group_of_[col]);
+    const double value = table_[codes[col]];
+    count[group] += 1, sum[group] += value, squares[group] += value * value;
+  }
+  for (size_t g = 0; g < groups; ++g) {
+    const double mean = sum[g] / std::max(1.0, count[g]), variance = squares[g] / std::max(1.0, count[g]) - mean * mean;
+    if (variance > 1e-9) result[g] = 0.5 * std::log(variance);
+  }
+  return result;
+}
+
+double BlockSample::ends_over_middle() const {
+  if (weight_.scheme.family != SchemeFamily::integer) return 0;
+  const auto groups = static_cast<size_t>(groups_), width = static_cast<size_t>(weight_.k);
+  const int highest = 1 << (weight_.scheme.bits - 1);
+  double squares[2] = {0, 0};
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    for (const int which : {0, 1}) {
+      for (size_t col = 0; col < width; ++col) {
+        const int code = codes_[i * width + col] ^ (which == 0 ? 0 : highest);
+        const double from_zero = code - zeros_[i * groups + static_cast<size_t>(group_of_[col])];
+        squares[which] += from_zero * from_zero;
+      }
+    }
+  }
+  return squares[1] > 0 ? squares[0] / squares[1] : 0;
+}
+
+double BlockSample::scale_spread() const {
+  double sum = 0, count = 0;
+  for (const int64_t row : rows_) {
+    double mean = 0, squares = 0, scales = 0;
+    for (int64_t group = 0; group < groups_; ++group) {
+      const double scale = log_scale(row * groups_ + group);
+      if (std::isnan(scale)) continue;
+      mean += scale, squares += scale * scale, scales += 1;
+    }
+    if (scales > 1) sum += squares - mean * mean / scales, count += scales - 1;
+  }
+  // Of whole rows: those of neighbours.
+  for (size_t i = 1; groups_ == 1 && i < rows_.size(); ++i) {
+    const double difference = log_scale(rows_[i]) - log_scale(rows_[i - 1]);
+    if (!std::isnan(difference)) sum += difference * difference / 2, count += 1;
+  }
+  return count > 0 ? std::sqrt(std::max(0.0, sum) / count) : 0;
+}
+
+double BlockSample::size() const {
+  std::vector<double> sizes;
+  for (size_t at = 0; at < means_.size(); ++at) {
+    const auto groups = static_cast<size_t>(groups_);
+    const double scale = log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
+    const double variance = std::isnan(deviations_[at]) ? 0 : std::exp(2 * deviations_[at]);
+    const double mean = means_[at] - zeros_[at];
+    sizes.push_back(std::isnan(scale) ? 0 : std::sqrt(mean * mean + variance) * std::exp(scale));
+  }
+  return sizes.empty() ? 0 : median(std::move(sizes));
+}
+
+bool BlockSample::unscaled() const {
+  return std::ranges::all_of(log_scales_, [](double scale) { return scale == 0; });
+}
+
+Slope BlockSample::scale_match() const {
+  std::vector<int64_t> order;
+  for (const int64_t row : rows_) {
+    for (int64_t group = 0; group < groups_; ++group) order.push_back(row * groups_ + group);
+  }
+  return match_of(order);
+}
+
+Slope BlockSample::scale_match(const PackedWeight& other) const {
+  std::vector<double> scales;
+  for (const int64_t row : rows_) {
+    for (int64_t group = 0; group < groups_; ++group) {
+      const float scale = std::abs(formats::scale_at(other, row * groups_ + group));
+      scales.push_back(scale > 0 ? std::log(double{scale}) : nothing);
+    }
+  }
+  return match_of_scales(scales);
+}
+
+Reordered BlockSample::best_order() const {
+  Reordered best;
+  for (const ScaleOrder& other : orders) {
+    std::vector<int64_t> order;
+    for (const int64_t row : rows_) {
+      for (int64_t group = 0; group < groups_; ++group) order.push_back(other.from(row, group, weight_.n, groups_));
+    }
+    const Slope match = match_of(order);
+    if (match.value > best.match.value) best = {other.name, match};
+  }
+  return best;
+}
+
+Spread BlockSample::spread() const {
+  Spread result;
+  const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
+  double sums[2] = {0, 0}, squares[2] = {0, 0};
+  if (rows_.size() < 2) return result;
+  std::vector<double> energy[2] = {std::vector<double>(groups), std::vector<double>(groups)};
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    for (auto& each : energy) std::ranges::fill(each, 0.0);
+    for (size_t col = 0; col < width; ++col) {
+      const auto group = static_cast<size_t>(group_of_[col]);
+      const double here = level(i, col), other = level((i + 1 + col * 7) % rows_.size(), col);
+      energy[0][group] += here * here, energy[1][group] += other * other;
+    }
+    for (size_t group = 0; group < groups; ++group) {
+      if (!(energy[0][group] > 0) || !(energy[1][group] > 0)) continue;
+      for (const int which : {0, 1}) {
+        const double value = std::log(energy[which][group]);
+        sums[which] += value, squares[which] += value * value;
+      }
+      result.blocks += 1;
+    }
+  }
+  if (result.blocks < 2) return {};
+  const auto variance = [&](int which) {
+    const double mean = sums[which] / result.blocks;
+    return std::max(0.0, squares[which] / result.blocks - mean * mean);
+  };
+  result.stored = variance(0), result.mixed = variance(1);
+  return result;
+}
+
+Slope BlockSample::zero_match() const { return weight_.scheme.asymmetric ? slope(zeros_, means_) : Slope{}; }
+
+BlockFigures figures_of(const PackedWeight& canonical) {
+  BlockFigures figures;
+  const BlockSample sample(canonical);
+  if (!sample.readable()) return figures;
+  figures.blocks = sample.blocks();
+  figures.empty = sample.empty_blocks();
+  figures.constant = sample.constant_blocks();
+  figures.constant_rows = sample.constant_rows();
+  figures.lone_constant = sample.lone_constant_blocks();
+  figures.endless = sample.endless_blocks();
+  figures.table = sample.table();
+  figures.histogram = sample.histogram();
+  figures.mean_step = sample.mean_step();
+  // Of a weight that is nothing but one code, as those of layers that were added and not yet trained, none counts.
+  const bool counted = std::ranges::any_of(figures.histogram, [](double share) { return share > 0; });
+  figures.codes = counted ? static_cast<double>(sample.rows() * canonical.k) : 0;
+  if (sample.by_largest()) figures.loudest = sample.loudest(), figures.loudest_values = sample.loudest_values(1);
+  if (sample.by_largest()) figures.quietest_values = sample.loudest_values(-1);
+  figures.negative = sample.negative_scales();
+  figures.near_one = sample.scales_near_one();
+  figures.ends = sample.ends_over_middle();
+  figures.match = sample.scale_match();
+  figures.scale_spread = sample.scale_spread();
+  figures.size = sample.size();
+  figures.unscaled = sample.unscaled();
+  // Where they follow as stored, no other order is asked.
+  if (figures.match.value < unsure_match) figures.reordered = sample.best_order();
+  if (!sample.by_largest()) figures.spread = sample.spread();
+  figures.zeros = sample.zero_match();
+  return figures;
+}
+
+namespace {
+
+/// Beyond chance: a model has thousands of weights, and none may look wrong by chance.
+constexpr double beyond_chance = 5;
+/// What is unrelated is nothing, give or take so many standard errors.
+constexpr double nothing_within = 4;
+/// Slopes of sound weights are 0.7 and more where weights spread as those of models do; those of weights of a few
+/// values are anything, but then in all of the model.
+constexpr double sound_match = 0.5;
+/// Sound zeros: 0.85 and more.
+constexpr double sound_zeros = 0.7;
+/// Sound norms: 0.6 and more with 2 bits, 2.5 and more with 4.
+constexpr double sound_norms = 0.5, least_norms = 0.35;
+/// Scales that hardly differ say nothing.
+constexpr double least_scale_spread = 0.05;
+/// Of blocks whose codes are all the same; and a scale that stands out, in standard deviations and as a logarithm over
+/// the next one.
+/// Mean codes: so many steps from the median of the others, and so many times as far as nearly all of them.
+constexpr double least_steps = 0.5, times_steps = 8;
+/// Of which not one is so: fewer prove nothing.
+constexpr int64_t many_blocks = 1024;
+constexpr double many_constant = 0.05, least_step = 1;
+constexpr int64_t few_negative = 4;
+constexpr double nearly_all_scales = 0.99;
+/// Weights of models are of 0.001 to 1; scales upside down put them far away.
+constexpr double largest_size = 50, far = 100;
+/// The slope of scales that are inverted is −1.
+constexpr double upside_down = -0.4;
+/// Mean squares: of sound codes the ends are five times as far from the middle as the codes are.
+constexpr double ends_over_middle = 2.5;
+/// Others to be compared with, and the share of them that is as sound weights are.
+constexpr size_t least_peers = 6, least_alike = 2;
+constexpr double most_peers = 0.9;
+
+double log_spread(const BlockFigures& figures) {
+  return figures.spread.blocks > 0 && figures.spread.stored > 0 && figures.spread.mixed > 0
+             ? std::log(figures.spread.mixed / figures.spread.stored)
+             : 0;
+}
+double spread_error(const BlockFigures& figures) { return std::sqrt(4 / std::max(1.0, figures.spread.blocks)); }
+
+/// What all linears say of one: a relation that nearly all others have.
+class BlockJudge {
+ public:
+  explicit BlockJudge(std::span<const BlockSubject> all) : all_(all) {
+    for (const BlockSubject& subject : all) places_.push_back(model::layer_numbers(subject.name));
+  }
+
+  std::vector<std::string> faults(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    std::vector<std::string> faults;
+    if (figures.empty > 0) {
+      faults.push_back(
+          concat("scales of zero in ", figures.empty, " of ", figures.blocks, " blocks whose codes differ"));
+    }
+    for (const auto rule :
+         {&BlockJudge::size_fault, &BlockJudge::even_fault, &BlockJudge::squared_fault, &BlockJudge::offset_fault,
+          &BlockJudge::constant_fault, &BlockJudge::lone_fault, &BlockJudge::table_fault, &BlockJudge::histogram_fault,
+          &BlockJudge::step_fault, &BlockJudge::loud_fault, &BlockJudge::quiet_fault, &BlockJudge::sign_fault,
+          &BlockJudge::label_fault, &BlockJudge::order_fault, &BlockJudge::match_fault, &BlockJudge::norm_fault,
+          &BlockJudge::zero_fault}) {
+      if (auto fault = (this->*rule)(subject); !fault.empty()) return faults.push_back(std::move(fault)), faults;
+    }
+    return faults;
+  }
+
+ private:
+  /// Whether both are experts of one mixture, which may all be wrong.
+  bool share_mixture(const BlockSubject& subject, const BlockSubject& other) const {
+    const auto &one = places_[static_cast<size_t>(&subject - all_.data())],
+               &two = places_[static_cast<size_t>(&other - all_.data())];
+    return one.expert >= 0 && two.expert >= 0 && one.layer == two.layer;
+  }
+
+  /// Whether nearly all others of this scheme, and all of this role, are so; of an expert those of other mixtures, where
+  /// there are several.
+  bool others_are(const BlockSubject& subject, const std::function<bool(const BlockFigures&)>& sound) const {
+    return others_are(subject, sound, false) || others_are(subject, sound, true);
+  }
+  bool others_are(const BlockSubject& subject, const std::function<bool(const BlockFigures&)>& sound,
+                  bool elsewhere) const {
+    size_t peers = 0, like = 0, same = 0, same_like = 0;
+    for (const BlockSubject& other : all_) {
+      if (&other == &subject || other.scheme != subject.scheme || other.figures.blocks == 0) continue;
+      if (elsewhere && share_mixture(subject, other)) continue;
+      const bool holds = sound(other.figures), alike = other.role == subject.role;
+      ++peers, like += holds, same += alike, same_like += alike && holds;
+    }
+    return peers >= least_peers && static_cast<double>(like) >= most_peers * static_cast<double>(peers) &&
+           static_cast<double>(same_like) > 0.5 * static_cast<double>(same);
+  }
+
+  /// Codes that have a share worth the name.
+  static auto codes_in_use(const BlockFigures& figures) {
+    return std::ranges::count_if(figures.histogram, [](double share) { return share > 0.002; });
+  }
+
+  /// Of integers, whose scales alone say how large weights are.
+  std::string size_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    if (!subject.scheme.starts_with("int") || figures.blocks < 64) return {};
+    if (figures.unscaled && codes_in_use(figures) > 4) return "all its scales are one: they were never loaded";
+    std::vector<double> others;
+    for (const BlockSubject& other : all_) {
+      if (&other != &subject && other.scheme == subject.scheme && other.figures.size > 0)
+        others.push_back(other.figures.size);
+    }
+    const double usual = others.size() >= least_peers ? median(std::move(others)) : 0;
+    const bool apart = usual > 0 && figures.size > 0 && (figures.size > far * usual || figures.size * far < usual);
+    if (!apart && figures.size < largest_size) return {};
+    // Sound rows are as far apart where scales were folded into them, and new layers write next to nothing: scales upside
+    // down follow from their codes the other way round.
+    const auto [slope, error] = figures.match;
+    if (!(error > 0) || slope + beyond_chance * error > upside_down) return {};
+    return concat("decodes to weights of the size ", figures.size,
+                  apart ? concat(", those of the others have ", usual) : std::string(),
+                  ", and its scales follow from its codes by ", fixed(slope, 2),
+                  ", sound ones by 1: they are inverted");
+  }
+
+  /// The same where zero points say what codes lie around: of codes that are all in use, those of a group lie at the ends
+  /// of their range. Weights of a few values do, too, but then few codes are in use.
+  static std::string turned_fault(const BlockSubject& subject) {
+    const auto& shares = subject.figures.histogram;
+    if (shares.size() < 16 || subject.figures.codes < 4096 || subject.figures.ends < ends_over_middle) return {};
+    const auto looked_at = static_cast<std::ptrdiff_t>(std::min<size_t>(shares.size(), 64));
+    if (8 * codes_in_use(subject.figures) < 7 * looked_at) return {};
+    return concat("codes of a group are at the ends of their range: they vary by ",
+                  fixed(std::sqrt(subject.figures.ends), 1),
+                  " times as much as with their highest bit turned: signed codes beside zero points of unsigned ones");
+  }
+
+  /// Codes around the middle that were stored around zero, in two's complement: they are at both ends then.
+  std::string offset_fault(const BlockSubject& subject) const {
+    const auto& shares = subject.figures.histogram;
+    if (!subject.scheme.starts_with("int")) return {};
+    if (subject.scheme.find("asym") != std::string::npos) return turned_fault(subject);
+    if (shares.size() < 16 || subject.figures.codes < 4096) return {};
+    if (2 * codes_in_use(subject.figures) < static_cast<std::ptrdiff_t>(std::min<size_t>(shares.size(), 64))) return {};
+    const auto middle = static_cast<double>(shares.size() / 2);
+    double stored = 0, turned = 0;
+    for (size_t code = 0; code < shares.size(); ++code) {
+      const auto at = static_cast<double>(code), other = static_cast<double>(code ^ shares.size() / 2);
+      stored += shares[code] * (at - middle) * (at - middle),
+          turned += shares[code] * (other - middle) * (other - middle);
+    }
+    if (stored < ends_over_middle * turned) return {};
+    return concat("codes are at the ends of their range, ", fixed(std::sqrt(stored), 1),
+                  " steps from the middle, with their highest bit turned ", fixed(std::sqrt(turned), 1),
+                  ": signed codes read as unsigned ones, or the other way round");
+  }
+
+  /// Half the sum of differences of shares.
+  static double distance(std::span<const double> a, std::span<const double> b) {
+    double sum = 0;
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) sum += std::abs(a[i] - b[i]);
+    return sum / 2;
+  }
+
+  /// Codes whose bits stand in another order, or of which one is turned, have the shares of all others once they are read
+  /// so. Asked where weights agree so well that no sound one is as far off.
+  static std::string bits_fault(std::span<const double> own, std::span<const double> usual, double found,
+                                double nearly_all) {
+    constexpr double least = 0.04, times_nearly_all = 2, times_better = 4;
+    constexpr size_t most_codes = 16;
+    if (own.size() > most_codes || own.size() < 8 || found < std::max(least, times_nearly_all * nearly_all)) return {};
+    const auto bits = static_cast<size_t>(std::countr_zero(own.size()));
+    std::vector<size_t> order(bits), best_order;
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::vector<double> moved(own.size());
+    double best = found;
+    size_t best_turned = 0;
+    do {
+      for (size_t turned = 0; turned < own.size(); ++turned) {
+        for (size_t code = 0; code < own.size(); ++code) {
+          size_t read = 0;
+          for (size_t bit = 0; bit < bits; ++bit) read |= (code >> bit & 1) << order[bit];
+          moved[read ^ turned] = own[code];
+        }
+        if (const double here = distance(moved, usual); here < best)
+          best = here, best_turned = turned, best_order = order;
+      }
+    } while (std::ranges::next_permutation(order).found);
+    if (best_order.empty() || best * times_better > found || best > std::max(nearly_all, least / 2)) return {};
+    const bool exchanged = !std::ranges::is_sorted(best_order);
+    return concat("codes are as frequent as those of the other weights with their bits ",
+                  exchanged ? "in another order" : concat("turned by ", best_turned), ": ", fixed(100 * found, 1),
+                  " % stand elsewhere as stored, ", fixed(100 * best, 1), " % so");
+  }
+
+  /// The codes of each scheme have their shares, whatever the weights of a model are like.
+  std::string histogram_fault(const BlockSubject& subject) const {
+    const auto& own = subject.figures.histogram;
+    if (own.empty() || std::ranges::max(own) > 0.9 || subject.figures.codes < 4096) return {};
+    std::vector<double> usual(own.size());
+    std::vector<const BlockSubject*> peers;
+    for (const BlockSubject& other : all_) {
+      if (&other != &subject && other.scheme == subject.scheme && other.figures.histogram.size() == own.size() &&
+          other.figures.codes >= 4096) {
+        peers.push_back(&other);
+      }
+    }
+    if (peers.size() < least_peers) return {};
+    std::vector<double> shares;
+    for (size_t code = 0; code < own.size(); ++code) {
+      shares.clear();
+      for (const auto* peer : peers) shares.push_back(peer->figures.histogram[code]);
+      usual[code] = median(shares);
+    }
+    // Weights of two and three values have as many codes: which ones, the last bit of a zero point decides.
+    if (std::ranges::count_if(usual, [](double share) { return share > 0.01; }) <= 3) return {};
+    const double found = distance(own, usual);
+    std::vector<double> others;
+    for (const auto* peer : peers) others.push_back(distance(peer->figures.histogram, usual));
+    std::ranges::sort(others);
+    const double nearly_all = others[static_cast<size_t>(most_peers * static_cast<double>(others.size() - 1))];
+    if (std::string reading = bits_fault(own, usual, found, nearly_all); !reading.empty()) return reading;
+    return lacking_fault(subject, usual);
+  }
+
+  /// A bit that all codes have, or none, where the others have it as often as not. Not the highest one of integers, which is
+  /// a sign; how often codes stand where is otherwise anything, for scales were folded into one layer and not into another.
+  static std::string lacking_fault(const BlockSubject& subject, std::span<const double> usual) {
+    constexpr double next_to_none = 1e-4, as_often = 0.2;
+    const auto& own = subject.figures.histogram;
+    const auto bits = static_cast<size_t>(std::countr_zero(own.size()));
+    const size_t looked_at = bits - (subject.scheme.starts_with("int") ? 1 : 0);
+    for (size_t bit = 0; bit < looked_at; ++bit) {
+      double with = 0, usual_with = 0;
+      for (size_t code = 0; code < own.size(); ++code) {
+        if ((code >> bit & 1) != 0) with += own[code], usual_with += usual[code];
+      }
+      const bool one_way = with < next_to_none || with > 1 - next_to_none;
+      if (!one_way || usual_with < as_often || usual_with > 1 - as_often) continue;
+      return concat("bit ", bit, " of its codes is ", with < 0.5 ? "never" : "always", " set, in the others in ",
+                    fixed(100 * usual_with, 0), " % of the codes");
+    }
+    return {};
+  }
+
+  /// Weights lie around nothing: codes that are all one too high do not.
+  std::string step_fault(const BlockSubject& subject) const {
+    std::vector<double> others, same;
+    for (const BlockSubject& other : all_) {
+      if (&other == &subject || other.scheme != subject.scheme || other.figures.codes < 4096) continue;
+      others.push_back(other.figures.mean_step);
+      if (other.role == subject.role) same.push_back(other.figures.mean_step);
+    }
+    // Of more bits a step is too small a part of what weights differ by; codes of tables stand for no steps.
+    constexpr size_t most_codes = 16;
+    if (!subject.scheme.starts_with("int")) return {};
+    if (others.size() < least_peers || subject.figures.codes < 4096) return {};
+    if (subject.figures.histogram.size() > most_codes) return {};
+    const double usual = median(others), found = subject.figures.mean_step - usual;
+    for (double& other : others) other = std::abs(other - usual);
+    std::ranges::sort(others);
+    const double nearly_all = others[static_cast<size_t>(most_peers * static_cast<double>(others.size() - 1))];
+    const auto as_far = [&](double other) { return std::abs(other - usual) > std::abs(found) / 3; };
+    if (std::abs(found) < std::max(least_steps, times_steps * nearly_all) || std::ranges::any_of(same, as_far))
+      return {};
+    return concat("codes are ", fixed(std::abs(found), 2), " steps ", found > 0 ? "above" : "below",
+                  " what they are around in the other weights, of which nearly all are within ", fixed(nearly_all, 2));
+  }
+
+  std::string constant_fault(const BlockSubject& subject) const {
+    if (subject.figures.constant_rows > 0 &&
+        others_are(subject, [](const auto& other) { return other.constant_rows == 0; })) {
+      return concat(subject.figures.constant_rows,
+                    " rows hold one and the same code throughout, although their scales "
+                    "differ");
+    }
+    const auto share = [](const BlockFigures& figures) {
+      return static_cast<double>(figures.constant) / static_cast<double>(figures.blocks);
+    };
+    if (subject.figures.blocks < 64 || share(subject.figures) < many_constant) return {};
+    if (!others_are(subject, [&](const auto& other) { return share(other) < many_constant / 20; })) return {};
+    return concat("all codes are the same in ", subject.figures.constant, " of ", subject.figures.blocks,
+                  " blocks, although their scales differ");
+  }
+
+  /// Whether there are peers, some of its role, and all of them are so: a recipe may treat a head otherwise.
+  bool all_others_are(const BlockSubject& subject, const std::function<bool(const BlockFigures&)>& sound) const {
+    size_t peers = 0, alike = 0;
+    int64_t blocks = 0;
+    for (const BlockSubject& other : all_) {
+      if (&other == &subject || other.scheme != subject.scheme || other.figures.blocks == 0) continue;
+      if (!sound(other.figures)) return false;
+      ++peers, blocks += other.figures.blocks, alike += other.role == subject.role;
+    }
+    return peers >= least_peers && alike >= least_alike && blocks >= many_blocks;
+  }
+
+  /// What a few blocks have and none of the other weights.
+  std::string lone_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    const auto blocks = static_cast<double>(figures.blocks);
+    // Low bits, pruned and small weights leave some; a page that was lost leaves more.
+    constexpr int64_t least_constant = 32;
+    if (figures.lone_constant >= least_constant &&
+        static_cast<double>(figures.lone_constant) <= many_constant * blocks &&
+        all_others_are(subject, [](const auto& other) { return other.lone_constant == 0; })) {
+      return concat("all codes are the same in ", figures.lone_constant, " of ", figures.blocks,
+                    " blocks, although their scales are as those of others; no block of another weight is so");
+    }
+    // Fed-back errors and scales that were searched leave one such block in 60,000 of sound weights (best, 4 bits, tiny).
+    constexpr int64_t least_endless = 16;
+    if (figures.endless < least_endless || static_cast<double>(figures.endless) > many_constant * blocks) return {};
+    if (!all_others_are(subject, [](const auto& other) { return other.endless == 0; })) return {};
+    return concat("no code is near the end of the table in ", figures.endless, " of ", figures.blocks,
+                  " blocks; one does in every block of the other weights");
+  }
+
+  /// One table for all, but for one weight.
+  std::string table_fault(const BlockSubject& subject) const {
+    const auto& own = subject.figures.table;
+    if (own.empty()) return {};
+    const std::vector<float>* common = nullptr;
+    for (const BlockSubject& other : all_) {
+      if (&other == &subject || other.scheme != subject.scheme || other.figures.table.empty()) continue;
+      if (common == nullptr) common = &other.figures.table;
+      if (other.figures.table != *common) return {};
+    }
+    if (common == nullptr || *common == own) return {};
+    if (!all_others_are(subject, [](const auto&) { return true; })) return {};
+    const auto at = std::ranges::mismatch(own, *common).in1 - own.begin();
+    // A table that was learned for one weight alone differs in more.
+    size_t different = 0;
+    for (size_t code = 0; code < std::min(own.size(), common->size()); ++code)
+      different += own[code] != (*common)[code];
+    if (different > 1) return {};
+    return concat("entry ", at, " of its table is ", own[static_cast<size_t>(at)], ", in all other weights ",
+                  (*common)[static_cast<size_t>(at)], " (largest: 1)");
+  }
+
+  static bool is_loud(const BlockSample::Loudest& loud) {
+    return loud.spread > 0 && loud.above >= most_spreads * loud.spread && loud.above - loud.next >= least_step;
+  }
+
+  std::string loud_fault(const BlockSubject& subject) const {
+    const bool by_scale = is_loud(subject.figures.loudest);
+    const auto& loud = by_scale ? subject.figures.loudest : subject.figures.loudest_values;
+    if (!by_scale && (!is_loud(loud) || loud.above < least_loud)) return {};
+    if (loud.above < least_turned) return {};
+    return concat("the scale of row ", loud.row, ", block ", loud.group, " is ", fixed(std::exp(loud.above), 1),
+                  " times what its row and its place have (", fixed(loud.above / loud.spread, 0),
+                  " standard deviations), the next one ", fixed(std::exp(loud.next), 1),
+                  " times, and its codes show no outlier");
+  }
+
+  std::string quiet_fault(const BlockSubject& subject) const {
+    const auto& quiet = subject.figures.quietest_values;
+    if (!is_loud(quiet) || quiet.above < least_quiet) return {};
+    return concat("the scale of row ", quiet.row, ", block ", quiet.group, " is ", std::exp(-quiet.above),
+                  " times what its row and its place have, although its codes are spread as those of others are: ",
+                  "what they stand for is lost");
+  }
+
+  /// A sign of a scale is legal, but whoever writes some writes many.
+  std::string sign_fault(const BlockSubject& subject) const {
+    const int64_t negative = subject.figures.negative;
+    if (negative == 0 || negative > few_negative || subject.figures.blocks < 64) return {};
+    if (!all_others_are(subject, [](const auto& other) { return other.negative == 0; })) return {};
+    return concat("has ", negative, " negative scales, and no other weight has any: a sign has turned");
+  }
+
+  /// BF16 of the sizes that scales have is read as F16 between 1/2 and 2.
+  std::string label_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    const bool half = subject.scheme.starts_with("int") && subject.scheme.find("-f16") != std::string::npos;
+    if (!half || figures.blocks < 64 || figures.near_one < nearly_all_scales || figures.unscaled) return {};
+    if (figures.scale_spread < least_scale_spread / 10) return {};  // an octave of BF16 is an eighth of one of F16
+    if (!(figures.match.error > 0) || figures.match.value > least_scale_match) return {};
+    return concat(fixed(100 * figures.near_one, 1), " % of its scales are from 1/2 to 2 in size: BF16 labelled F16");
+  }
+
+  static bool is_reordered(const BlockFigures& figures) {
+    const auto [declared, error] = figures.match;
+    const auto& [order, best] = figures.reordered;
+    return error > 0 && declared < unsure_match && best.value > 0.6 && figures.scale_spread > least_scale_spread &&
+           best.value > declared + std::max(0.4, beyond_chance * std::hypot(error, best.error));
+  }
+
+  std::string order_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    if (!is_reordered(figures)) return {};
+    const auto alike = [&](const BlockFigures& other) {
+      return is_reordered(other) && other.reordered.order == figures.reordered.order;
+    };
+    if (!others_are(subject, [](const auto& other) { return other.match.value > sound_match; }) &&
+        !others_are(subject, alike)) {
+      return {};
+    }
+    return concat("scales follow from the codes of their blocks by ", fixed(figures.match.value, 2), " as stored, by ",
+                  fixed(figures.reordered.match.value, 2), " (1: wholly) with ", figures.reordered.order);
+  }
+
+  /// Whether codes are those of weights of many values, as trained ones have: of a few values scales follow as they like.
+  static bool has_many_values(const BlockFigures& figures) {
+    constexpr size_t fewest_codes = 8, looked_at = 64;
+    constexpr double most_of_one = 0.35;
+    const auto& shares = figures.histogram;
+    if (shares.size() < fewest_codes) return false;
+    return std::ranges::max(shares) < most_of_one &&
+           4 * codes_in_use(figures) >= 3 * static_cast<std::ptrdiff_t>(std::min(shares.size(), looked_at));
+  }
+
+  /// Whoever scales by the largest weight of a block leaves codes that vary the less the larger the scale is, whatever the
+  /// weights are; so a relation that a whole role lacks, or all of a file, is lost and not the model's.
+  static bool scales_by_largest(const BlockSubject& subject) {
+    return subject.scheme.starts_with("int") || subject.scheme.starts_with("nvfp4") ||
+           subject.scheme.starts_with("mxfp") || subject.scheme.starts_with("fp8");
+  }
+
+  enum class Lost { alone, with_role, with_all };
+
+  /// A relation of several weights, each as well known as it is.
+  struct Pooled {
+    double weights = 0, sum = 0;
+    size_t all = 0, lost = 0, sound = 0;
+    void add(const Slope& one, bool is_lost, bool is_sound) {
+      weights += 1 / (one.error * one.error), sum += one.value / (one.error * one.error);
+      ++all, lost += is_lost, sound += is_sound;
+    }
+    /// Whether none of them has it, and all of them together surely not.
+    bool is_lost(double least) const {
+      return all > 0 && lost == all && sum / weights + beyond_chance / std::sqrt(weights) < least;
+    }
+  };
+
+  /// Whether all of a role have lost a relation that all others have, or all of a file; nothing where neither is so.
+  std::optional<Lost> lost_together(const BlockSubject& subject, Slope BlockFigures::*relation, double least,
+                                    double sound) const {
+    constexpr size_t fewest_of_role = 4, fewest_others = 8, fewest_in_all = 12;
+    if (!scales_by_largest(subject) || !has_many_values(subject.figures)) return std::nullopt;
+    Pooled role, others, all;
+    for (const BlockSubject& other : all_) {
+      const Slope& one = other.figures.*relation;
+      if (other.scheme != subject.scheme || !(one.error > 0)) continue;
+      const bool is_lost = one.value < least && has_many_values(other.figures), is_sound = one.value > sound;
+      (other.role == subject.role ? role : others).add(one, is_lost, is_sound), all.add(one, is_lost, is_sound);
+    }
+    const bool others_have_it = others.all >= fewest_others &&
+                                static_cast<double>(others.sound) >= most_peers * static_cast<double>(others.all);
+    if (role.all >= fewest_of_role && role.is_lost(least) && others_have_it) return Lost::with_role;
+    if (all.all >= fewest_in_all && all.is_lost(least)) return Lost::with_all;
+    return std::nullopt;
+  }
+  /// Who has lost a relation with this weight, which by itself surely has none where it is `unrelated`.
+  std::optional<Lost> lost_with(const BlockSubject& subject, bool unrelated, Slope BlockFigures::*relation,
+                                double least, double sound) const {
+    const auto is_sound = [&](const BlockFigures& other) { return (other.*relation).value > sound; };
+    if (unrelated && others_are(subject, is_sound)) return Lost::alone;
+    return lost_together(subject, relation, least, sound);
+  }
+  /// How the relation of sound weights differs.
+  static std::string beside_sound(Lost lost, double sound) {
+    if (lost == Lost::alone) return concat(", in the other weights by more than ", sound);
+    return concat(", where sound ones do by more than ", sound,
+                  lost == Lost::with_role ? "; those of all other roles do, of this one none"
+                                          : "; no weight of this file has its own");
+  }
+
+  std::string match_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    const auto [slope, error] = figures.match;
+    if (!(error > 0) || figures.scale_spread < least_scale_spread || slope > least_scale_match) return {};
+    const bool unrelated =
+        std::abs(slope) <= nothing_within * error && std::abs(slope) + beyond_chance * error <= least_scale_match;
+    const auto lost = lost_with(subject, unrelated, &BlockFigures::match, least_scale_match, sound_match);
+    if (!lost) return {};
+    return concat("scales do not belong to the codes of their blocks: they follow from them by ", fixed(slope, 2),
+                  ", give or take ", fixed(error, 3), beside_sound(*lost, sound_match));
+  }
+
+  /// One number for all groups of one weight, where those of all others differ.
+  std::string even_fault(const BlockSubject& subject) const {
+    constexpr double next_to_nothing = 1e-6;
+    constexpr int codes = 4;
+    const BlockFigures& figures = subject.figures;
+    const bool even = figures.scale_spread < next_to_nothing && figures.blocks >= many_blocks;
+    if (!subject.scheme.starts_with("int") || !even || codes_in_use(figures) <= codes) return {};
+    if (!all_others_are(subject, [](const auto& other) { return other.scale_spread > 2 * least_scale_spread; }))
+      return {};
+    return concat("all scales of its ", figures.blocks, " groups are one number, and in no other weight");
+  }
+
+  /// Scales that were applied to themselves follow from codes twice over.
+  static bool is_squared(const BlockFigures& figures) {
+    constexpr double sound = 1.6, beyond_squares = 2.6;
+    const auto [slope, error] = figures.match;
+    return error > 0 && figures.scale_spread > 2 * least_scale_spread && slope < beyond_squares &&
+           slope - beyond_chance * error > sound;
+  }
+  std::string squared_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    if (!subject.scheme.starts_with("int") || !is_squared(figures)) return {};
+    // Folded scales of a great range leave one as steep, or all, but not as small.
+    constexpr double small = 30, smaller_than_weights = 5e-4;
+    const auto sound = [&](const BlockFigures& other) {
+      return other.match.value < 1.4 && other.size > small * figures.size;
+    };
+    const auto squared = [](const BlockFigures& other) {
+      return other.match.value > 1.4 && other.size < smaller_than_weights;
+    };
+    if (!others_are(subject, sound) && !(squared(figures) && others_are(subject, squared))) return {};
+    return concat("scales follow from the codes of their blocks by ", fixed(figures.match.value, 2), ", give or take ",
+                  fixed(figures.match.error, 3), ", where sound ones do by 1: they are squares of scales");
+  }
+
+  std::string norm_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    const double ratio = log_spread(figures), error = spread_error(figures);
+    if (figures.spread.blocks == 0 || ratio + beyond_chance * error > least_norms ||
+        std::abs(ratio) > nothing_within * error) {
+      return {};
+    }
+    if (!others_are(subject, [](const auto& other) { return log_spread(other) > sound_norms; })) return {};
+    return concat("norms do not belong to the codes of their groups: these differ in size as groups put together of ",
+                  "other rows do (log ratio ", fixed(ratio, 3), ", give or take ", fixed(error, 3),
+                  ", in the other weights more than ", sound_norms, ")");
+  }
+
+  std::string zero_fault(const BlockSubject& subject) const {
+    const auto [slope, error] = subject.figures.zeros;
+    if (!(error > 0) || slope > least_zero_match) return {};
+    const bool unrelated = slope + beyond_chance * error <= least_zero_match;
+    const auto lost = lost_with(subject, unrelated, &BlockFigures::zeros, least_zero_match, sound_zeros);
+    if (!lost) return {};
+    return concat("zero points do not belong to the codes of their groups: mean codes follow them by ", fixed(slope, 2),
+                  ", give or take ", fixed(error, 3), beside_sound(*lost, sound_zeros));
+  }
+
+  std::span<const BlockSubject> all_;
+  std::vector<model::LayerNumbers> places_;
+};
+
+}  // namespace
+
+std::vector<std::string> block_faults(std::span<const BlockSubject> subjects) {
+  std::vector<std::string> faults;
+  const BlockJudge judge(subjects);
+  for (const BlockSubject& subject : subjects) {
+    for (const auto& fault : judge.faults(subject)) faults.push_back(concat(printable(subject.name), ": ", fault));
+  }
+  return faults;
+}
+
+}  // namespace w4q::verify

@@ -1,0 +1,168 @@
+// Codes of one pass held against the scales of their blocks, of any family: what a quantizer leaves between the two
+// whatever it rounded, and a plane in another's place does not.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/packed.h"
+#include "verify/conventions/sample.h"
+
+namespace w4q::verify {
+
+/// Sizes of norms of blocks (rotated schemes): the spread of log Σ level², as stored and put together of other rows.
+struct Spread {
+  double stored = 0, mixed = 0;
+  double blocks = 0;
+};
+
+/// The slope of scales over codes where scales stand in another order.
+struct Reordered {
+  std::string_view order;
+  Slope match;
+};
+
+class BlockSample {
+ public:
+  /// A canonical weight that passed validation, of which all codes up to 2^18, of a larger one 2^17 in blocks of rows spread
+  /// evenly are taken.
+  explicit BlockSample(const formats::PackedWeight& canonical);
+
+  /// Whether blocks stand in rows, so that they can be looked at: not so where those of a flat matrix cross row ends.
+  bool readable() const noexcept { return groups_ > 0; }
+  int64_t rows() const noexcept { return static_cast<int64_t>(rows_.size()); }
+  int64_t groups() const noexcept { return groups_; }
+  /// Shares of the codes, of blocks whose codes are not all the same.
+  std::vector<double> histogram() const;
+  /// Mean of code − zero point, in steps.
+  double mean_step() const;
+  /// Rows of four blocks or more in which all codes of the row are the same though their scales differ.
+  int64_t constant_rows() const;
+  /// The slope of −log scale over log (deviation of the codes) within rows: about 1 where scales follow from codes.
+  Slope scale_match() const;
+  /// The same with the scales of another weight of this scheme and size in the place of its own.
+  Slope scale_match(const formats::PackedWeight& other) const;
+  /// The order other than the stored one with the largest slope.
+  Reordered best_order() const;
+  /// Root of the mean square of what codes and scales stand for, in a usual group: one outlier makes no size.
+  double size() const;
+  /// Mean square of the codes around their zero points, over that with the highest bit turned. Integers.
+  double ends_over_middle() const;
+  /// Whether all scales are one.
+  bool unscaled() const;
+  /// Standard deviation of log scale within rows; of whole rows between neighbours.
+  double scale_spread() const;
+  Spread spread() const;
+  /// The slope of the mean code over the zero point of a group: 1 where zeros follow from codes; no error: they are all
+  /// the same, or none.
+  Slope zero_match() const;
+  /// Blocks whose scale is zero though their codes differ, in the rows that were looked at.
+  int64_t empty_blocks() const noexcept { return empty_; }
+  int64_t blocks() const noexcept { return rows() * groups_; }
+  /// Blocks of 16 and more whose codes are all the same though their scale is neither zero nor the commonest.
+  int64_t constant_blocks() const;
+  /// The block whose scale stands out of its row and of its group though its codes are spread as those of others are:
+  /// log scale beyond the medians of both, over the same of the next such block.
+  /// Blocks of 16 and more whose codes are all the same though their scale is as those of others are.
+  int64_t lone_constant_blocks() const;
+  /// Blocks of a table none of whose codes is at one of its ends, though their codes differ.
+  int64_t endless_blocks() const;
+  /// The levels; of kbit, which stores them times a power of two, with a largest magnitude of 1. Empty: integers.
+  std::vector<float> table() const;
+  struct Loudest {
+    int64_t row = 0, group = 0;
+    double above = 0;   ///< log of the scale over what row and group have
+    double next = 0;    ///< the same of the next one
+    double spread = 0;  ///< a standard deviation of all, from the median of magnitudes
+
+    /// Those behind: the first of equals stays.
+    void add(const Loudest& later);
+  };
+  /// By scales, and by what scales and codes stand for together, which spreads less. Of scales all rows are looked at.
+  Loudest loudest() const;
+  /// `sign` −1: of what is too small.
+  Loudest loudest_values(double sign) const;
+  int64_t negative_scales() const noexcept { return negative_; }
+  /// The share of scales from 1/2 to 2 in size.
+  double scales_near_one() const noexcept {
+    return log_scales_.empty() ? 0 : static_cast<double>(near_one_) / static_cast<double>(log_scales_.size());
+  }
+  /// Whether a block is scaled so that its largest weight reaches the end of the table.
+  bool by_largest() const noexcept { return by_largest_; }
+
+ private:
+  void read_codes();
+  /// Those of 16 codes and more: all, all but a rest at the end, or none.
+  int64_t long_groups() const;
+  /// Whether a block with one outlier is told from the others, whose usual log deviation this is: not where nearly all
+  /// weights were taken out.
+  bool outliers_show(double usual) const;
+  /// Log deviations of a row's levels by group, of any row; NaN: all are the same.
+  std::vector<double> deviations_of(int64_t row) const;
+  void measure();
+  double log_scale(int64_t index) const noexcept { return log_scales_[static_cast<size_t>(index)]; }
+  Slope match_of(const std::vector<int64_t>& order) const;
+  /// Of a log scale for each block of the rows that were taken; NaN: zero.
+  /// E4M3 next to its smallest values is too coarse for a block's largest weight to reach the end of its codes: what scales
+  /// must have for it.
+  double least_fine(std::span<const double> log_scales) const;
+  Slope match_of_scales(std::span<const double> log_scales) const;
+  float level(size_t row, size_t col) const noexcept { return levels_[row * static_cast<size_t>(weight_.k) + col]; }
+
+  const formats::PackedWeight& weight_;
+  bool by_largest_ = true;
+  int64_t groups_ = 0;
+  std::vector<int64_t> rows_;
+  std::vector<int32_t> group_of_;   // [k]
+  std::vector<float> table_;        // levels by code
+  std::vector<float> levels_;       // [rows][k], what a code says in units of its scale
+  std::vector<uint8_t> codes_;      // [rows][k]
+  std::vector<double> deviations_;  // log, of levels, [rows][groups]; NaN: all are the same
+  std::vector<double> means_, zeros_;
+  std::vector<double> log_scales_;  // [n][groups]; NaN: zero
+  int64_t empty_ = 0, negative_ = 0, near_one_ = 0;
+};
+
+/// Slopes, five standard errors above what was found, below which scales and zero points are those of other codes
+/// where the other weights have theirs.
+inline constexpr double least_scale_match = 0.35, least_zero_match = 0.5;
+
+/// What one pass says.
+struct BlockFigures {
+  int64_t blocks = 0;    ///< 0: nothing that can be looked at
+  int64_t empty = 0;     ///< of these, with a scale of zero though codes differ
+  int64_t constant = 0;  ///< with codes that are all the same
+  Slope match;
+  double scale_spread = 0;
+  double size = 0;        ///< of decoded weights
+  double ends = 0;        ///< BlockSample::ends_over_middle
+  bool unscaled = false;  ///< all scales are one
+  Reordered reordered;
+  Spread spread;
+  Slope zeros;
+  BlockSample::Loudest loudest, loudest_values, quietest_values;
+  int64_t negative = 0;  ///< scales below zero
+  double near_one = 0;   ///< share of scales from 1/2 to 2 in size
+  int64_t constant_rows = 0;
+  int64_t lone_constant = 0, endless = 0;
+  std::vector<float> table;
+  std::vector<double> histogram;
+  double mean_step = 0;
+  double codes = 0;  ///< that the histogram counts
+};
+/// Of a canonical weight that passed validation.
+BlockFigures figures_of(const formats::PackedWeight& canonical);
+
+/// A pass of a linear, and whom it is compared with: those of its scheme and, among them, of its role.
+struct BlockSubject {
+  std::string name, scheme, role;
+  BlockFigures figures;
+};
+
+/// Faults, each with the name of its linear: what nearly all others have and one lacks, beyond five standard errors.
+std::vector<std::string> block_faults(std::span<const BlockSubject> subjects);
+
+}  // namespace w4q::verify

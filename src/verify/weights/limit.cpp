@@ -1,0 +1,320 @@
+#include "verify/weights/limit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <optional>
+
+#include "core/error.h"
+#include "formats/codebook.h"
+#include "formats/exl3.h"
+#include "formats/kbit.h"
+#include "formats/scheme_registry.h"
+#include "verify/weights/nearest.h"
+
+namespace w4q::verify {
+namespace {
+
+using formats::PackedLinear;
+using formats::PackedWeight;
+using formats::SchemeFamily;
+using kernels::LinearWeight;
+
+/// Rounded of a weight: all of a small one.
+constexpr int64_t sampled_weights = int64_t{1} << 18;
+constexpr size_t suspects = 8;
+/// Scales that are folded into norms and measured from rows are known to the rounding of a 16-bit norm, 2^-8: what
+/// follows from that alone is no fault of the codes.
+constexpr double unit_error = 1.0 / 256;
+
+/// Weights that a scheme holds exactly, such as ternary ones, may have been rounded with other scales: no less noise is
+/// asked for than normal weights have.
+double tolerated(double signal, double rounded, double usual, double share) {
+  return share * std::max(rounded, usual * signal) + unit_error * unit_error * signal;
+}
+
+/// Noise over signal of the best levels for normal weights: 9.3, 14.6, 20.2 and 26 dB with 2 to 5 bits, about 6 more
+/// for each bit.
+double usual_noise(int bits) { return std::pow(10.0, -(5.6 * bits - 2) / 10); }
+
+int bits_of(const PackedLinear& packed) {
+  int bits = 0;
+  for (const auto& pass : packed.passes) bits += pass.scheme.bits;
+  return bits;
+}
+
+double decibels(double signal, double noise) {
+  return noise == 0 ? std::numeric_limits<double>::infinity() : 10 * std::log10(signal / noise);
+}
+
+/// The stored table with its largest magnitude 1, times the power of two that these values want.
+std::vector<float> clean_table(const PackedWeight& pass, const formats::Scheme& scheme, std::span<const float> values) {
+  const int64_t k = pass.k;
+  if (scheme.family == SchemeFamily::integer) return {};
+  if (scheme.family == SchemeFamily::rotated) {
+    const auto table = formats::normal_codebook(scheme.bits);
+    return {table.begin(), table.end()};
+  }
+  const auto stored = pass.plane(formats::PlaneRole::codebook).bytes.as<float>();
+  std::vector<float> table(stored.begin(), stored.end());
+  if (scheme.family == SchemeFamily::small_float) return table;
+  const float largest = formats::table_max(table);
+  for (float& entry : table) entry /= largest;
+  if (scheme.family != SchemeFamily::kbit) return table;
+  float most = 0, least = std::numeric_limits<float>::max();
+  for (size_t row = 0; row < values.size(); row += static_cast<size_t>(k)) {
+    for (int64_t begin = 0; begin < k; begin += formats::kbit_block) {
+      float block = 0;
+      for (int64_t c = begin; c < std::min<int64_t>(begin + formats::kbit_block, k); ++c) {
+        block = std::max(block, std::abs(values[row + static_cast<size_t>(c)]));
+      }
+      if (block > 0) most = std::max(most, block), least = std::min(least, block);
+    }
+  }
+  return formats::kbit_scaled_codebook(table, formats::kbit_range_exponent(least, most, scheme.scale));
+}
+
+/// Which input stands where when those of a group stand together.
+std::vector<size_t> order_of(const PackedWeight& pass) {
+  std::vector<size_t> order(static_cast<size_t>(pass.k));
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (!pass.scheme.act_order) return order;
+  const auto group = pass.plane(formats::PlaneRole::group_index).bytes.as<int32_t>();
+  std::ranges::stable_sort(order, {}, [&](size_t col) { return group[col]; });
+  return order;
+}
+
+/// As many levels under a scale for each row, or as many as there are tables for.
+formats::Scheme scalar_twin(const formats::Scheme& trellis) {
+  const int bits = std::clamp(trellis.bits, formats::table_min_bits, formats::table_max_bits);
+  return {SchemeFamily::rotated, bits, formats::whole_row, formats::ScaleType::f16};
+}
+
+/// The one scale that all of a matrix of integers has; 0: several.
+float scale_of_all(const PackedWeight& pass) {
+  const auto& scheme = pass.scheme;
+  if (scheme.family != SchemeFamily::integer || scheme.block != formats::whole_row || scheme.asymmetric) return 0;
+  const float first = formats::scale_at(pass, 0);
+  for (int64_t row = 1; row < pass.n; ++row) {
+    if (formats::scale_at(pass, row) != first) return 0;
+  }
+  return pass.n > 1 && std::isfinite(first) ? std::abs(first) : 0;
+}
+
+/// values ← what rounding them to nearest makes of them, by the definition of the pass's scheme.
+void round_to_nearest(const PackedWeight& pass, std::span<float> values) {
+  // Which scale fits all rows, some of them do not tell.
+  if (const float scale = scale_of_all(pass); scale > 0) {
+    const auto top = static_cast<float>((1 << (pass.scheme.bits - 1)) - 1);
+    for (float& value : values) value = std::clamp(std::nearbyint(value / scale), -top - 1, top) * scale;
+    return;
+  }
+  const auto k = static_cast<size_t>(pass.k), n = values.size() / k;
+  const auto order = order_of(pass);
+  formats::Scheme scheme = pass.scheme;
+  scheme.act_order = false;
+  // Rings of some rows are not those of all, and take long to search: a level for each weight is somewhat worse.
+  if (formats::shares_bits(scheme)) scheme = scalar_twin(scheme);
+  std::vector<float> ordered(values.size()), row(k);
+  for (size_t r = 0; r < n; ++r) {
+    for (size_t c = 0; c < k; ++c) ordered[r * k + c] = values[r * k + order[c]];
+  }
+  // EXL3 rounds what rotations made of its inputs, whichever signs they have.
+  std::optional<formats::InputRotation> turn;
+  if (pass.scheme.family == SchemeFamily::exl3) turn.emplace(formats::Rotation{formats::exl3_block, 0}, pass.k);
+  for (size_t r = 0; turn && r < n; ++r) turn->rotate(std::span(ordered).subspan(r * k, k));
+  const auto& definition = formats::scheme_row(scheme.family);
+  const auto rounded =
+      definition.encode(scheme, ordered, static_cast<int64_t>(n), pass.k, clean_table(pass, scheme, ordered));
+  for (size_t r = 0; r < n; ++r) {
+    definition.decode_row(rounded, static_cast<int64_t>(r), row);
+    if (turn) turn->restore(row);
+    for (size_t c = 0; c < k; ++c) values[r * k + order[c]] = row[c];
+  }
+}
+
+/// What a linear with these passes, rotations and input scales makes of rows when each pass rounds to nearest what those
+/// before it left.
+std::vector<float> rounded_rows(const PackedLinear& packed, std::span<const float> base) {
+  const auto k = static_cast<size_t>(packed.passes.front().k);
+  std::vector<float> rest(base.begin(), base.end());
+  const auto scale = packed.input_scale;
+  for (size_t i = 0; !scale.empty() && i < rest.size(); ++i) rest[i] *= scale[i % k];
+  for (size_t pass = 0; pass < packed.passes.size(); ++pass) {
+    const formats::InputRotation* turn = packed.rotations.empty() ? nullptr : &packed.rotations[pass];
+    for (size_t i = 0; turn != nullptr && i < rest.size(); i += k) turn->rotate(std::span(rest).subspan(i, k));
+    std::vector<float> values = rest;
+    round_to_nearest(packed.passes[pass], values);
+    for (size_t i = 0; i < rest.size(); ++i) rest[i] -= values[i];
+    for (size_t i = 0; turn != nullptr && i < rest.size(); i += k) turn->restore(std::span(rest).subspan(i, k));
+  }
+  for (size_t i = 0; !scale.empty() && i < rest.size(); ++i) rest[i] /= scale[i % k];
+  for (size_t i = 0; i < rest.size(); ++i) rest[i] = base[i] - rest[i];
+  return rest;
+}
+
+/// Counts codes that are not the nearest to what is left for their pass.
+void count_off(const PackedLinear& packed, std::vector<float> rest, bool folded, std::vector<RoundedRow>& rows) {
+  const auto k = static_cast<size_t>(packed.passes.front().k);
+  const auto scale = packed.input_scale;
+  for (size_t i = 0; !scale.empty() && i < rest.size(); ++i) rest[i] *= scale[i % k];
+  std::vector<float> decoded(k);
+  for (size_t pass = 0; pass < packed.passes.size(); ++pass) {
+    const PackedWeight& weight = packed.passes[pass];
+    const formats::InputRotation* turn = packed.rotations.empty() ? nullptr : &packed.rotations[pass];
+    const auto& definition = formats::scheme_row(weight.scheme.family);
+    NearestCodes codes(weight, folded);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      RoundedRow& row = rows[i];
+      const auto values = std::span(rest).subspan(i * k, k);
+      if (turn != nullptr) turn->rotate(values);
+      codes.look_at(row.row, values, [&](int64_t col) {
+        if (row.off++ == 0) row.first_off = col;
+      });
+      if (pass + 1 == packed.passes.size()) continue;
+      definition.decode_row(weight, row.row, decoded);
+      for (size_t c = 0; c < k; ++c) values[c] -= decoded[c];
+      if (turn != nullptr) turn->restore(values);
+    }
+  }
+}
+
+std::vector<RoundedRow> chosen_rows(int64_t n, int64_t k, std::span<const model::WeightError> errors) {
+  const int64_t taken = std::clamp<int64_t>(sampled_weights / k, 1, n);
+  std::vector<RoundedRow> rows;
+  for (int64_t i = 0; i < taken; ++i) rows.push_back({.row = i * n / taken});
+  if (taken == n) return rows;
+  std::vector<int64_t> worst(errors.size());
+  std::iota(worst.begin(), worst.end(), int64_t{0});
+  const size_t count = std::min(suspects, worst.size());
+  const auto relative = [&](int64_t row) {
+    const auto& error = errors[static_cast<size_t>(row)];
+    return error.signal > 0 ? error.noise / error.signal : 0;
+  };
+  std::ranges::partial_sort(worst, worst.begin() + static_cast<int64_t>(count), std::greater{}, relative);
+  for (size_t i = 0; i < count; ++i) rows.push_back({.row = worst[i], .suspect = true});
+  return rows;
+}
+
+std::vector<float> decode(const LinearWeight& weight, const std::vector<RoundedRow>& rows) {
+  std::vector<float> values(rows.size() * static_cast<size_t>(weight.k));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    kernels::decode_rows(weight, rows[i].row, rows[i].row + 1,
+                         {values.data() + i * static_cast<size_t>(weight.k), 1, weight.k});
+  }
+  return values;
+}
+
+void apply(const Units& units, const std::vector<RoundedRow>& rows, std::vector<float>& values) {
+  if (units.cols.empty() && units.rows.empty()) return;
+  const size_t k = values.size() / rows.size();
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!units.cols.empty()) values[i] *= units.cols[i % k];
+    if (!units.rows.empty()) values[i] *= units.rows[static_cast<size_t>(rows[i / k].row)];
+  }
+}
+
+/// Values that are no other than those of rounding to nearest but for this share: where scales were folded, they are
+/// known to the rounding of a norm.
+constexpr float same_value = 1e-5f, same_folded = 0.02f;
+/// Of the distance between two values: scales are stored to 20 bits or to 24.
+constexpr double same_distance = 1e-3;
+
+void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded, float same,
+             RoundedRow& row) {
+  double signal = 0, noise = 0, product = 0, rounded_noise = 0, rounded_product = 0;
+  for (size_t c = 0; c < base.size(); ++c) {
+    const double value = base[c], is = found[c], would_be = rounded[c], gap = std::abs(is - would_be);
+    signal += value * value;
+    noise += (value - is) * (value - is);
+    product += value * is;
+    rounded_noise += (value - would_be) * (value - would_be);
+    rounded_product += value * would_be;
+    if (!(gap > same * std::abs(rounded[c]))) continue;
+    // Between two values whichever a rounding of their scale makes the nearer: programs round scales differently.
+    const bool tie = std::abs(std::abs(value - is) - std::abs(value - would_be)) <= same_distance * gap;
+    if (!tie && row.unlike++ == 0) row.first_unlike = static_cast<int64_t>(c);
+  }
+  row.signal = signal, row.noise = noise, row.product = product;
+  row.rounded_noise = rounded_noise, row.rounded_product = rounded_product;
+}
+
+}  // namespace
+
+double WeightLimit::sqnr() const noexcept { return decibels(signal, noise); }
+double WeightLimit::floor() const noexcept { return decibels(signal, tolerated(signal, rounded_noise, usual, most())); }
+double WeightLimit::gain() const noexcept { return rounded_product > 0 ? product / rounded_product : 1; }
+
+bool WeightLimit::holds() const noexcept {
+  if (!(signal > 0) || !(rounded_product > 0)) return true;
+  return noise <= tolerated(signal, rounded_noise, usual, most()) && gain() >= least_gain && gain() <= most_gain;
+}
+
+const RoundedRow* WeightLimit::worst_row() const noexcept {
+  if (!(signal > 0) || bits < 4) return nullptr;
+  // A row whose own error happens to be small is given the tensor's.
+  const double share = std::max(usual, rounded_noise / signal);
+  const RoundedRow* worst = nullptr;
+  double most = 1;
+  for (const RoundedRow& row : rows) {
+    const double limit = tolerated(row.signal, row.rounded_noise, share, most_row_noise);
+    if (row.signal > 0 && row.noise / limit > most) worst = &row, most = row.noise / limit;
+  }
+  return worst;
+}
+
+double WeightLimit::row_spread() const noexcept {
+  double count = 0, sum = 0, squares = 0, chance = 0;
+  const double width = static_cast<double>(values) / static_cast<double>(std::max<size_t>(1, rows.size()));
+  for (const RoundedRow& row : rows) {
+    const double found = row.noise - row.signal + 2 * row.product;  // Σ ŵ²
+    if (row.suspect || !(row.signal > 0) || !(found > 0)) continue;
+    const double factor = row.product / found;
+    count += 1, sum += factor, squares += factor * factor, chance += row.noise / width / found;
+  }
+  if (count < 8 || measured) return 0;
+  const double mean = sum / count;
+  return std::sqrt(std::max(0.0, (squares - chance) / count - mean * mean));
+}
+
+int64_t WeightLimit::count(int64_t RoundedRow::*what) const noexcept {
+  int64_t sum = 0;
+  for (const RoundedRow& row : rows) sum += row.*what;
+  constexpr int64_t of_folding = 16;
+  return measured || (folded && sum < of_folding) ? 0 : sum;
+}
+
+std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight& candidate, const Units& units,
+                                    std::span<const model::WeightError> errors) {
+  const auto* packed = std::get_if<std::shared_ptr<const PackedLinear>>(&candidate.matrix);
+  if (packed == nullptr || (*packed)->passes.empty()) return std::nullopt;
+  WeightLimit limit{.rows = chosen_rows(base.n, base.k, errors), .bits = bits_of(**packed)};
+  limit.usual = usual_noise(limit.bits);
+  const auto k = static_cast<size_t>(base.k);
+  auto values = decode(base, limit.rows);
+  const auto found = decode(candidate, limit.rows);
+  apply(units, limit.rows, values);
+  if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) return std::nullopt;
+  std::vector<float> rounded;
+  try {
+    rounded = rounded_rows(**packed, values);
+  } catch (const Error&) {
+    return std::nullopt;  // weights that the scheme cannot hold: nothing to compare with
+  }
+  const bool folded = limit.folded = !units.cols.empty() || !units.rows.empty();
+  for (size_t i = 0; i < limit.rows.size(); ++i) {
+    RoundedRow& row = limit.rows[i];
+    measure(std::span(values).subspan(i * k, k), std::span(found).subspan(i * k, k),
+            std::span(rounded).subspan(i * k, k), folded ? same_folded : same_value, row);
+    if (row.suspect) continue;
+    limit.signal += row.signal, limit.noise += row.noise, limit.product += row.product;
+    limit.rounded_noise += row.rounded_noise, limit.rounded_product += row.rounded_product;
+  }
+  limit.values = static_cast<int64_t>(values.size());
+  limit.measured = units.measured;
+  if (!units.measured) count_off(**packed, std::move(values), folded, limit.rows);
+  return limit;
+}
+
+}  // namespace w4q::verify

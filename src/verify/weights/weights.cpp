@@ -1,0 +1,282 @@
+#include "verify/weights/weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <set>
+#include <tuple>
+
+#include "core/progress.h"
+#include "core/text.h"
+#include "model/parameters.h"
+#include "verify/rungs.h"
+#include "verify/weights/kept.h"
+#include "verify/weights/rescaled.h"
+
+namespace w4q::verify {
+
+std::string scheme_text(const checkpoint::PackedLinearInfo& info) {
+  std::vector<std::string> names;
+  for (const auto& pass : info.passes) names.push_back(formats::to_string(pass.scheme));
+  return join(names, "+");
+}
+
+namespace {
+
+std::string fault_of(const TensorError& tensor) {
+  const WeightLimit& limit = *tensor.limit;
+  const std::string remedy = "; quantize it anew, or give the base it was made from (--no-limits: report alone)";
+  if (!limit.holds()) {
+    return concat(printable(tensor.name), ": ", tensor.scheme, " is ", fixed(limit.sqnr(), 2),
+                  " dB from the base's weight, at least ", fixed(limit.floor(), 2), " expected; ",
+                  fixed(limit.gain(), 2), " of its size, ", least_gain, " to ", most_gain, " expected", remedy);
+  }
+  const RoundedRow* row = limit.worst_row();
+  return concat(printable(tensor.name), ": row ", row->row, " has ", fixed(row->noise / row->rounded_noise, 1),
+                " times the squared error of rounding to nearest, at most ", most_row_noise, " expected", remedy);
+}
+
+/// Codes and values that are not what rounding makes of the base where in nearly all others each one is: whoever rounded
+/// all of them did not round these.
+class RoundingJudge {
+ public:
+  explicit RoundingJudge(const WeightReport& report) : report_(report) {}
+
+  /// Empty: nothing is said against it.
+  std::string fault_of(const TensorError& tensor) const {
+    for (const auto& [what, first, text] :
+         {std::tuple(&RoundedRow::off, &RoundedRow::first_off, "not the nearest under their scales"),
+          std::tuple(&RoundedRow::unlike, &RoundedRow::first_unlike, "not those of rounding to nearest")}) {
+      // Where scales were folded, the scale or the zero point of a whole group may be the next one. Of powers of two programs
+      // take one or the next where a block's largest weight lies between what the two reach.
+      const bool powers = tensor.scheme.starts_with("mx") || tensor.scheme.find("e8m0") != std::string::npos;
+      if ((tensor.folded || powers) && what == &RoundedRow::unlike) continue;
+      const int64_t count = tensor.limit->count(what);
+      if (count == 0 || static_cast<double>(count) > most_share * static_cast<double>(tensor.limit->values)) continue;
+      if (!others_are_rounded(tensor, what)) continue;
+      const auto& rows = tensor.limit->rows;
+      const auto row = std::ranges::find_if(rows, [&](const RoundedRow& each) { return each.*what > 0; });
+      return concat(printable(tensor.name), ": ", count, " of ", tensor.limit->values, " codes are ", text,
+                    ", the first in row ", row->row, ", column ", (*row).*first,
+                    "; in the other weights none is; quantize it anew, or give the base it was made from");
+    }
+    return scale_fault_of(tensor);
+  }
+
+ private:
+  /// Spreads of rows: of one whose scales are others', and of sound ones.
+  static constexpr double least_spread = 0.05, sound_spread = 0.01;
+
+  std::string scale_fault_of(const TensorError& tensor) const {
+    const double spread = tensor.limit->row_spread();
+    if (spread < least_spread || tensor.limit->bits < 4) return {};
+    if (!others_are(tensor, [](const WeightLimit& limit) { return limit.row_spread() < sound_spread; })) return {};
+    return concat(printable(tensor.name), ": rows would have to be multiplied by factors that differ by ",
+                  fixed(100 * spread, 1),
+                  " % from row to row to come nearest to the base's, those of the other weights ", "by less than ",
+                  fixed(100 * sound_spread, 0), " %: scales of other rows");
+  }
+
+  /// More than this was rounded in another way.
+  static constexpr double most_share = 0.02;
+  static constexpr size_t least_peers = 6;
+
+  static std::string role_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
+  bool others_are_rounded(const TensorError& tensor, int64_t RoundedRow::*what) const {
+    return others_are(tensor, [&](const WeightLimit& limit) { return limit.count(what) == 0; });
+  }
+
+  /// Whether nearly all others of this scheme, and most of this role, are so, and where scales were folded into it, of those
+  /// with folded scales, too: what these are is known to the rounding of a norm, so that codes are off in such layers alone.
+  /// Those whose rows were measured are not asked, for nothing is said of their codes.
+  bool others_are(const TensorError& tensor, const std::function<bool(const WeightLimit&)>& is_sound) const {
+    return most_are(tensor, false, is_sound) && (!tensor.folded || most_are(tensor, true, is_sound));
+  }
+
+  bool most_are(const TensorError& tensor, bool folded, const std::function<bool(const WeightLimit&)>& is_sound) const {
+    size_t peers = 0, sound = 0, alike = 0, sound_alike = 0;
+    for (const TensorError& other : report_.tensors) {
+      if (&other == &tensor || !other.limit || other.scheme != tensor.scheme) continue;
+      if (other.limit->measured || (folded && !other.folded)) continue;
+      const bool holds = is_sound(*other.limit), like = role_of(other.name) == role_of(tensor.name);
+      ++peers, sound += holds, alike += like, sound_alike += like && holds;
+    }
+    return peers >= least_peers && 10 * sound >= 9 * peers && 2 * sound_alike > alike;
+  }
+
+  const WeightReport& report_;
+};
+
+/// What the ladder says of it.
+std::string summary(const WeightReport& report) {
+  const TensorError* nearest = nullptr;
+  size_t judged = 0;
+  for (const auto& tensor : report.tensors) {
+    if (!tensor.limit) continue;
+    ++judged;
+    if (nearest == nullptr || tensor.limit->margin() < nearest->limit->margin()) nearest = &tensor;
+  }
+  std::string text =
+      concat("SQNR ", fixed(report.total.sqnr(), 2), " dB over ", report.tensors.size(), " packed weights");
+  if (judged < report.tensors.size()) text += concat("; ", report.tensors.size() - judged, " have no limit");
+  if (nearest == nullptr) return text;
+  return text + concat("; nearest to its limit: ", printable(nearest->name), ", ", fixed(nearest->limit->sqnr(), 2),
+                       " dB, floor ", fixed(nearest->limit->floor(), 2));
+}
+
+}  // namespace
+
+namespace {
+
+/// A bit of a norm that turned is no folding.
+bool are_many(const Units& units) {
+  constexpr std::ptrdiff_t few = 16;
+  const auto changed = std::ranges::count_if(units.cols, [](float unit) { return std::abs(unit - 1) > 1e-3f; });
+  return !units.rows.empty() || few * changed > std::ssize(units.cols);
+}
+
+}  // namespace
+
+WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base) {
+  WeightReport report;
+  const checkpoint::QuantizationConfig& quantization = candidate.folder.quantization;
+  RescaledWeights weights(candidate, base);
+  // Of an architecture that is not known nobody can tell what another program's norms gave their factors to.
+  const bool foreign = quantization.dialect != nullptr && candidate.config.architecture == nullptr;
+  const auto unknown = foreign ? layers_of_other_norms(candidate, base) : std::set<int64_t>{};
+  Progress progress("weights", static_cast<int64_t>(quantization.linears.size()), "tensors");
+  for (const auto& [name, info] : quantization.linears) {
+    if (!weights.units(name).cols.empty()) ++report.rescaled;
+    const auto wanted = stored_weight(base.folder, name);
+    std::vector<model::WeightError> rows;
+    const auto error = model::compare_weights(wanted, weights.effective(name), &rows);
+    const bool judged = !unknown.contains(model::layer_numbers(name).layer);
+    const auto limit =
+        judged ? limit_of(wanted, stored_weight(candidate.folder, name), weights.units(name), rows) : std::nullopt;
+    report.tensors.push_back({name, scheme_text(info), error, limit, are_many(weights.units(name))});
+    report.total.add(error);
+    progress.advance(1);
+  }
+  return report;
+}
+
+std::vector<std::string> faults_of(const WeightReport& report) {
+  std::vector<std::string> faults;
+  const RoundingJudge judge(report);
+  for (const auto& tensor : report.tensors) {
+    if (!tensor.limit) continue;
+    if (!tensor.limit->holds() || tensor.limit->worst_row() != nullptr) {
+      faults.push_back(fault_of(tensor));
+    } else if (auto fault = judge.fault_of(tensor); !fault.empty()) {
+      faults.push_back(std::move(fault));
+    }
+  }
+  return faults;
+}
+
+namespace {
+
+std::string tensors_text(const WeightReport& report, model::Detail detail) {
+  TextTable table({"packed weight", "scheme", "SQNR dB", "relative error", "max error", "at row", "column"});
+  for (const TensorError* tensor :
+       model::named_rows(report.tensors, detail, [](const TensorError& row) { return row.error.sqnr(); })) {
+    table.row({printable(tensor->name), tensor->scheme, fixed(tensor->error.sqnr(), 2),
+               fixed(tensor->error.relative(), 5), fixed(tensor->error.max_error, 6), concat(tensor->error.row),
+               concat(tensor->error.col)});
+  }
+  return table.str();
+}
+
+std::string kinds_text(const WeightReport& report) {
+  std::vector<std::string> head{"linear", "count", "scheme"};
+  std::ranges::copy(model::KindError::head(), std::back_inserter(head));
+  TextTable table(head);
+  for (const auto& kind : model::by_kind(report.tensors)) {
+    std::set<std::string> schemes;
+    model::KindError error;
+    for (const TensorError* tensor : kind.rows) {
+      schemes.insert(tensor->scheme);
+      error.add(tensor->error);
+    }
+    std::vector<std::string> row{printable(kind.name), concat(kind.rows.size()), model::words_text(schemes)};
+    std::ranges::copy(error.cells(), std::back_inserter(row));
+    table.row(row);
+  }
+  return table.str();
+}
+
+}  // namespace
+
+std::string to_text(const WeightReport& report, model::Detail detail) {
+  const bool all = model::names_all(detail, report.tensors.size());
+  std::string text = all ? "" : concat(kinds_text(report), "\nthe worst of them (--verbose: all)\n");
+  text += tensors_text(report, detail);
+  if (report.rescaled == 0) return text;
+  return text + concat("folded scales were undone in ", report.rescaled, " of them\n");
+}
+
+io::Json to_json(const WeightReport& report) {
+  io::Json tensors = io::Json::array();
+  for (const auto& tensor : report.tensors) {
+    io::Json limit;
+    if (tensor.limit) {
+      const double noise = tensor.limit->rounded_noise;
+      double row = 0;
+      for (const RoundedRow& each : tensor.limit->rows) {
+        if (each.rounded_noise > 0) row = std::max(row, each.noise / each.rounded_noise);
+      }
+      limit = {{"sqnr_db", tensor.limit->sqnr()},
+               {"floor_db", tensor.limit->floor()},
+               {"margin_db", tensor.limit->margin()},
+               {"noise_over_rounding", noise > 0 ? tensor.limit->noise / noise : 0},
+               {"noise_limit", tensor.limit->most()},
+               {"gain", tensor.limit->gain()},
+               {"gain_limits", {least_gain, most_gain}},
+               {"worst_row_over_rounding", row},
+               {"codes_not_nearest", tensor.limit->count(&RoundedRow::off)},
+               {"values_not_rounded", tensor.limit->count(&RoundedRow::unlike)},
+               {"row_limit", tensor.limit->bits < 4 ? io::Json() : io::Json(most_row_noise)},
+               {"passed", tensor.limit->holds() && tensor.limit->worst_row() == nullptr}};
+    }
+    tensors.push_back({{"name", tensor.name},
+                       {"limit", std::move(limit)},
+                       {"scheme", tensor.scheme},
+                       {"sqnr_db", tensor.error.sqnr()},
+                       {"relative_error", tensor.error.relative()},
+                       {"max_error", tensor.error.max_error},
+                       {"row", tensor.error.row},
+                       {"column", tensor.error.col}});
+  }
+  return {{"rescaled", report.rescaled},
+          {"sqnr_db", report.total.sqnr()},
+          {"relative_error", report.total.relative()},
+          {"tensors", std::move(tensors)}};
+}
+
+CheckRow weights_check() {
+  static constexpr Limit limits[] = {{"--min-sqnr", "Fail when the SQNR of the packed weights (dB) is less", true}};
+  return {.name = "weights",
+          .help = "how far each packed weight is from the base's",
+          .limits = limits,
+          .needs = {.base = true, .packed = true},
+          .run = [](CheckContext& context, Findings& findings) {
+            const auto report = compare_with_base(context.candidate(), context.base());
+            findings.add("weights", to_text(report, context.options().detail), to_json(report));
+            const double sqnr = report.total.sqnr();
+            auto faults = context.options().default_limits ? faults_of(report) : std::vector<std::string>{};
+            Check check{"weights", !std::isnan(sqnr) && faults.empty(), summary(report), std::move(faults)};
+            for (const auto& tensor : report.tensors) {
+              if (!tensor.limit || !context.options().default_limits) continue;
+              check.verdicts.push_back(
+                  {concat("SQNR of ", tensor.name), tensor.limit->sqnr(), tensor.limit->floor(), true});
+            }
+            findings.checks.add(std::move(check));
+            if (const auto least = context.limit("--min-sqnr")) {
+              findings.checks.add_threshold("SQNR", sqnr, *least, true);
+            }
+          }};
+}
+
+}  // namespace w4q::verify
