@@ -92,6 +92,7 @@ TEST_F(Gguf, TheBundledModelComesBackByteByByte) {
 
 /// What a small config of a family has otherwise, for GGUF to be able to say it.
 io::Json said_by_gguf(std::string_view type) {
+  if (type == "gemma") return {{"tie_word_embeddings", true}};
   if (type == "gemma2") return {{"query_pre_attn_scalar", 32}, {"tie_word_embeddings", true}};
   if (type == "gemma3_text") return {{"query_pre_attn_scalar", 32}, {"sliding_window_pattern", 6}};
   if (type == "qwen2_moe") return {{"norm_topk_prob", false}, {"mlp_only_layers", io::Json::array()}};
@@ -236,6 +237,13 @@ TEST_F(Gguf, WhatReadersWouldComputeOtherwiseIsRefused) {
                "attention_factor 1.5"},
               {"gpt_oss", io::Json::object(), "swiglu_limit 1"},
               {"gemma4_text", {{"vocab_size_per_layer_input", 128}}, "vocab_size_per_layer_input"},
+              {"gemma", io::Json::object(), "a head that is not the embedding table"},
+              {"dots1", {{"tie_word_embeddings", true}}, "a head that is the embedding table"},
+              {"dots1", {{"attention_bias", true}}, "attention_bias"},
+              {"qwen2_vl_text", {{"rope_scaling", nullptr}}, "mrope_section that is not three parts of 8"},
+              {"qwen2_5_vl_text", {{"head_dim", 32}}, "head_dim"},
+              {"llama", {{"hidden_act", "gelu"}}, "hidden_act other than silu"},
+              {"gemma", {{"hidden_act", "silu"}, {"tie_word_embeddings", true}}, "hidden_act other than gelu"},
               {"granitemoe", io::Json::object(), "is not written"}};
   for (const auto& row : rows) {
     const auto folder = folder_ / "refused";

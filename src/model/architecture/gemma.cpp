@@ -77,6 +77,7 @@ constinit const ArchitectureRow gemma_architecture = {.model_type = "gemma",
                                                       .norm_offset = 1,
                                                       .scales_embedding = true,
                                                       .ties_head = true,
+                                                      .gguf = "gemma",
                                                       .read = read_first_gemma,
                                                       .blocks = llama_blocks};
 

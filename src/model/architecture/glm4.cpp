@@ -49,6 +49,7 @@ constinit const ArchitectureRow glm_architecture = {.model_type = "glm",
                                                     .rms_norm_eps = 1.5625e-7,
                                                     .biases_attention = true,
                                                     .attention_bias = BiasRule::stated,
+                                                    .gguf = "chatglm",
                                                     .read = read_glm4,
                                                     .blocks = glm_blocks};
 
@@ -62,6 +63,7 @@ constinit const ArchitectureRow glm4v_architecture = {
     .partial_rotary_factor = 0.5,
     .rms_norm_eps = 1e-5,
     .text_mrope = true,
+    .gguf = "glm4",
     .read = read_glm4v,
     .blocks = glm4_blocks};
 

@@ -70,6 +70,8 @@ constinit const ArchitectureRow glm4v_moe_architecture = {.model_type = "glm4v_m
                                                           .biases_attention = true,
                                                           .attention_bias = BiasRule::stated,
                                                           .text_mrope = true,
+                                                          .gguf = "glm4moe",
+                                                          .gguf_mlp_norm = "post_attention_norm",
                                                           .read = read_glm4_moe,
                                                           .blocks = glm4_moe_blocks};
 
@@ -79,6 +81,7 @@ constinit const ArchitectureRow dots1_architecture = {.model_type = "dots1",
                                                       .max_positions = 2048,
                                                       .attention_bias = BiasRule::stated,
                                                       .qk_norm = true,
+                                                      .gguf = "dots1",
                                                       .read = read_dots1,
                                                       .blocks = glm4_moe_blocks};
 

@@ -22,6 +22,7 @@ constinit const ArchitectureRow qwen2_vl_architecture = {.model_type = "qwen2_vl
                                                          .attention_bias = BiasRule::always,
                                                          .windows = WindowRule::from_layer,
                                                          .text_mrope = true,
+                                                         .gguf = "qwen2vl",
                                                          .blocks = llama_blocks};
 
 constinit const ArchitectureRow qwen2_5_vl_architecture = {.model_type = "qwen2_5_vl_text",
@@ -34,6 +35,7 @@ constinit const ArchitectureRow qwen2_5_vl_architecture = {.model_type = "qwen2_
                                                            .attention_bias = BiasRule::always,
                                                            .windows = WindowRule::from_layer,
                                                            .text_mrope = true,
+                                                           .gguf = "qwen2vl",
                                                            .blocks = llama_blocks};
 
 }  // namespace w4q::model
