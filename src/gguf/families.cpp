@@ -275,7 +275,7 @@ constexpr std::array<GgufFamily, 31> families{{
      .read = read_minimax_m2},
     {.model_type = "granite", .keys = granite_keys, .write = write_granite, .read = read_granite},
     {.model_type = "seed_oss", .own_biases = true, .write = write_seed_oss, .read = read_qkv_biases},
-    {.model_type = "glm", .own_biases = true, .partial_rotary = true, .read = read_qkv_biases},
+    {.model_type = "glm", .own_biases = true, .partial_rotary = true, .write = write_glm, .read = read_qkv_biases},
     {.model_type = "glm4", .own_biases = true, .partial_rotary = true, .read = read_qkv_biases},
     {.model_type = "glm4v_text",
      .sees = true,

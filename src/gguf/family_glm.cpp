@@ -1,4 +1,4 @@
-// Mixtures behind sigmoid routers with a correction, glm4moe and dots1, and text models of those that see, which share
+// GLM; mixtures behind sigmoid routers with a correction, glm4moe and dots1, and text models of those that see, which share
 // the names of glm4 and glm4moe with those that do not.
 #include <algorithm>
 
@@ -53,6 +53,10 @@ void read_glm4_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& con
   config["use_qk_norm"] = has(file, "blk.0.attn_q_norm.weight");
 }
 
+void write_glm(const ModelConfig& config, const std::string&, io::GgufMetadata&) {
+  demand(config.head_dim * config.heads == config.hidden_size, config, "head_dim");
+}
+
 void write_glm4v(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   write_picture_pairs(config, prefix, {}, metadata);
 }
@@ -75,6 +79,7 @@ void read_glm4v_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& co
 void write_dots1(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   demand_own_head(config);
   demand(!config.qkv_bias, config, "attention_bias");
+  demand(config.kv_heads == config.heads, config, "fewer key than query heads");
   write_glm4_moe(config, prefix, metadata);
 }
 

@@ -20,6 +20,7 @@ void write_delta_net(const ModelConfig& config, const std::string& prefix, io::G
     demand(remembers == ((layer + 1) % interval != 0), config, concat("layer_types of layer ", layer));
     demand(remembers || config.attention_of(layer).output_gate, config, "attn_output_gate");
   }
+  demand(interval > 1, config, "layer_types without a delta net");
   metadata.push_back({prefix + "full_attention_interval", u32(interval)});
   metadata.push_back({prefix + "ssm.conv_kernel", u32(delta.taps)});
   metadata.push_back({prefix + "ssm.state_size", u32(delta.key_dim)});

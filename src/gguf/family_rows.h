@@ -42,6 +42,7 @@ std::vector<int64_t> thirds_in_turn(const model::ModelConfig& config);
 /// rope_parameters of config.json, in the place of rope_scaling. `in_turn`: mrope_interleaved.
 void read_picture_pairs(const GgufKeys& keys, bool in_turn, io::Json& config);
 
+void write_glm(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
 void write_glm4_moe(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
 void read_glm4_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& config);
 void write_glm4v(const model::ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);

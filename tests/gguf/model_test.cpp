@@ -283,8 +283,8 @@ TEST_F(GgufConfig, EveryRopeScalingComesBack) {
       {{"rope_type", "yarn"},
        {"factor", 4.0},
        {"original_max_position_embeddings", 32},
-       {"beta_fast", 16.0},
-       {"beta_slow", 2.0}},
+       {"beta_fast", 32.0},
+       {"beta_slow", 1.0}},
       {{"rope_type", "llama3"},
        {"factor", 8.0},
        {"low_freq_factor", 1.0},
@@ -349,6 +349,14 @@ TEST_F(GgufConfig, SaysWhyItCannotBeWritten) {
   refuse("rope type dynamic", {{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2.0}}}});
   refuse("partial_rotary_factor", {{"partial_rotary_factor", 0.5}});
   refuse("attention_factor", {{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"attention_factor", 1.5}}}});
+  refuse("beta_fast 16 and beta_slow 1",
+         {{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"beta_fast", 16.0}}}});
+  refuse("rope type llama3 of qwen2", {{"rope_scaling",
+                                        {{"rope_type", "llama3"},
+                                         {"factor", 8.0},
+                                         {"low_freq_factor", 1.0},
+                                         {"high_freq_factor", 4.0},
+                                         {"original_max_position_embeddings", 64}}}});
   refuse("sliding windows", {{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}});
   refuse("attention_bias of Qwen3", {{"model_type", "qwen3"}, {"attention_bias", true}});
 }
