@@ -88,6 +88,7 @@ CLI::Option* add_step(CLI::App& command, const StepRow& row, quantize::Steps& st
 void add_parameters(CLI::App& command, StepKind kind, QualityArguments& arguments) {
   if (kind == StepKind::rotate) {
     command.add_option("--rotation-seed", arguments.rotation_seed, "Of the signs of rotations, folded or not")
+        ->check(not_negative)
         ->capture_default_str();
   } else if (kind == StepKind::feedback) {
     command
