@@ -118,6 +118,9 @@ TEST_F(Convert, ConfigsSayWhatTheReadersNeed) {
   EXPECT_TRUE(rules.contains("-:^model\\.layers\\.0\\.self_attn\\.o_proj$"));
   // Of gate and up there is up alone, so that its rule is that of both.
   EXPECT_EQ(rules.size(), 3u) << rules.dump();
+  // transformers minds no rules, but what is listed.
+  EXPECT_EQ(gptq["block_name_to_quantize"], "model.layers");
+  EXPECT_EQ(gptq["modules_in_block_to_quantize"], io::Json::array({io::Json::array({down, up})}));
   EXPECT_EQ(io::read_json(folder_ / "gptq" / "quantize_config.json"), gptq);
   convert("gptq", "again", "gptq-v2");
   EXPECT_EQ(bytes("again"), bytes("gptq"));

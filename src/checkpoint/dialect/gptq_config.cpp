@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "checkpoint/dialect/config.h"
@@ -141,6 +142,26 @@ std::string gptq_format(const DialectSource& source) {
   return config_text(source, {"checkpoint_format", "format"}, "gptq");
 }
 
+namespace {
+
+/// In whose blocks all of these stand, "model.layers" or "model.language_model.layers"; nothing where they stand elsewhere,
+/// by names that transformers has no modules of, or where they are experts.
+std::optional<std::string> common_blocks(const std::vector<std::string>& names) {
+  constexpr std::string_view layers = ".layers.";
+  std::optional<std::string> common;
+  for (const auto& name : names) {
+    const size_t at = name.find(layers);
+    if (at == std::string::npos || name.find(".experts.") != std::string::npos) return std::nullopt;
+    const std::string blocks = name.substr(0, at + layers.size() - 1);
+    const bool known = blocks == "model.layers" || blocks == "model.language_model.layers";
+    if (!known || (common && *common != blocks)) return std::nullopt;
+    common = blocks;
+  }
+  return common;
+}
+
+}  // namespace
+
 io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>& linears,
                        const std::vector<std::string>& kept) {
   const Described common = most_common(linears);
@@ -151,6 +172,7 @@ io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>
   for (const auto& name : with_fused(kept, packed)) {
     if (name != head) dynamic["-:" + exactly(name)] = io::Json::object();
   }
+  const bool leaves_some = !dynamic.empty();
   std::vector<std::pair<Described, std::vector<std::string>>> others;
   bool has_head = false;
   for (const auto& linear : linears) {
@@ -172,6 +194,12 @@ io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>
   json.update(setting_json(common));
   json["pack_dtype"] = "int32";
   json["lm_head"] = has_head;
+  // transformers' own loader packs every linear of the blocks that it knows but for these, whatever `dynamic` says.
+  std::erase(packed, head);
+  if (const auto blocks = common_blocks(packed); leaves_some && blocks) {
+    json["block_name_to_quantize"] = *blocks;
+    json["modules_in_block_to_quantize"] = io::Json::array({packed});
+  }
   if (!dynamic.empty()) json["dynamic"] = std::move(dynamic);
   json["meta"] = {{"quantizer", {"w4q"}}};
   return json;
