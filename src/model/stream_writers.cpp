@@ -15,10 +15,11 @@ struct Writers {
 
 constexpr std::string_view projector = "multi_modal_projector.linear_2", newline = "image_newline",
                            sequence = "merger.mlp.2", merger = "merger.linear_fc2",
-                           deepstack = "deepstack_merger_list.linear_fc2";
-constexpr std::array<Writers, 16> known{{
+                           deepstack = "deepstack_merger_list.linear_fc2", connector = "modality_projection.proj";
+constexpr std::array<Writers, 18> known{{
     {"AudioFlamingo3ForConditionalGeneration", {projector}},
     {"Glm4vMoeForConditionalGeneration", {"merger.down_proj"}},
+    {"Idefics3ForConditionalGeneration", {connector}},
     {"InternVLForConditionalGeneration", {projector}},
     {"LlavaForConditionalGeneration", {projector}},
     {"LlavaNextForConditionalGeneration", {projector, newline}},
@@ -32,6 +33,7 @@ constexpr std::array<Writers, 16> known{{
     {"Qwen3VLMoeForConditionalGeneration", {merger, deepstack}},
     {"Qwen3_5ForConditionalGeneration", {merger}},
     {"Qwen3_5MoeForConditionalGeneration", {merger}},
+    {"SmolVLMForConditionalGeneration", {connector}},
     {"VoxtralForConditionalGeneration", {projector}},
 }};
 

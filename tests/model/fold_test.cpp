@@ -281,8 +281,8 @@ TEST_F(FoldWrapped, WhatIsNotKnownIsRefused) {
   const std::string wrapper = "Qwen3VLForConditionalGeneration";
   refused(wrapper, "mtp.norm.weight", {"mtp.norm.weight: predicts further tokens", "behind the final norm"});
   refused(wrapper, "model.visual.norm.weight", {"no projector of " + wrapper});
-  refused("SmolVLMForConditionalGeneration", "model.vision_model.norm.weight",
-          {"model.vision_model.norm.weight: part of a tower", "SmolVLMForConditionalGeneration", "is not known"});
+  refused("Ovis2ForConditionalGeneration", "model.vision_model.norm.weight",
+          {"model.vision_model.norm.weight: part of a tower", "Ovis2ForConditionalGeneration", "is not known"});
 }
 
 TEST(TurnWeight, ProductsStay) {
