@@ -1,5 +1,6 @@
 #include "quality_options.h"
 
+#include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "help.h"

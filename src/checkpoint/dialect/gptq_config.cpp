@@ -144,6 +144,8 @@ std::string gptq_format(const DialectSource& source) {
 
 namespace {
 
+constexpr std::string_view own_blocks = "model.layers", wrapped_blocks = "model.language_model.layers";
+
 /// In whose blocks all of these stand, "model.layers" or "model.language_model.layers"; nothing where they stand elsewhere,
 /// by names that transformers has no modules of, or where they are experts.
 std::optional<std::string> common_blocks(const std::vector<std::string>& names) {
@@ -153,11 +155,18 @@ std::optional<std::string> common_blocks(const std::vector<std::string>& names) 
     const size_t at = name.find(layers);
     if (at == std::string::npos || name.find(".experts.") != std::string::npos) return std::nullopt;
     const std::string blocks = name.substr(0, at + layers.size() - 1);
-    const bool known = blocks == "model.layers" || blocks == "model.language_model.layers";
+    const bool known = blocks == own_blocks || blocks == wrapped_blocks;
     if (!known || (common && *common != blocks)) return std::nullopt;
     common = blocks;
   }
   return common;
+}
+
+/// Whether one is too narrow a part of a delta net to be packed by anybody.
+bool has_decays(const std::vector<std::string>& kept) {
+  return std::ranges::any_of(kept, [](const std::string& name) {
+    return name.ends_with(".in_proj_a") || name.ends_with(".in_proj_b") || name.ends_with(".in_proj_ba");
+  });
 }
 
 }  // namespace
@@ -172,7 +181,7 @@ io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>
   for (const auto& name : with_fused(kept, packed)) {
     if (name != head) dynamic["-:" + exactly(name)] = io::Json::object();
   }
-  const bool leaves_some = !dynamic.empty();
+  const bool leaves_some = !dynamic.empty(), decays = has_decays(kept);
   std::vector<std::pair<Described, std::vector<std::string>>> others;
   bool has_head = false;
   for (const auto& linear : linears) {
@@ -194,9 +203,11 @@ io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>
   json.update(setting_json(common));
   json["pack_dtype"] = "int32";
   json["lm_head"] = has_head;
-  // transformers' own loader packs every linear of the blocks that it knows but for these, whatever `dynamic` says.
+  // transformers' own loader finds plain models' layers by itself, and packs every linear in them but for these, whatever
+  // `dynamic` says.
   std::erase(packed, head);
-  if (const auto blocks = common_blocks(packed); leaves_some && blocks) {
+  const auto blocks = common_blocks(packed);
+  if (leaves_some && blocks && (decays || *blocks == wrapped_blocks)) {
     json["block_name_to_quantize"] = *blocks;
     json["modules_in_block_to_quantize"] = io::Json::array({packed});
   }
