@@ -72,7 +72,7 @@ inline const std::map<std::string, std::string>& small_configs() {
       {"qwen2_5_vl_text", R"("rope_scaling": {"mrope_section": [4, 2, 2], "type": "mrope"})"},
       {"gemma", R"("head_dim": 32, "hidden_act": "gelu")"},
       {"glm", R"("head_dim": 32, "partial_rotary_factor": 0.5)"},
-      {"glm4v_text", R"("head_dim": 32, "rope_scaling": {"mrope_section": [4, 2, 2], "rope_type": "default"})"},
+      {"glm4v_text", R"("head_dim": 32, "partial_rotary_factor": 0.5, "rope_scaling": {"mrope_section": [4, 2, 2], "rope_type": "default"})"},
       {"glm4v_moe_text",
        R"("head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "rope_scaling": {"mrope_section": [4, 2, 2], "rope_type": "default"})"},

@@ -9,6 +9,7 @@
 #include "core/text.h"
 #include "device/choice.h"
 #include "model/shapes.h"
+#include "scheme_options.h"
 #include "speed_options.h"
 
 namespace w4q::app {
@@ -28,11 +29,12 @@ struct BenchOptions {
 /// A scheme, or the start of one: "kbit3" is "kbit3-b32-e4m4", "int4-g128" is "int4-g128-f16", "rotated4" is
 /// "rotated4-d128".
 formats::Scheme scheme_of(const std::string& word) {
-  if (word.starts_with("kbit") && word.size() == 5) return formats::parse_scheme(word + "-b32-e4m4");
-  if (word == "int4" || word == "int8") return formats::parse_scheme(word + "-g128-f16");
-  if (word.starts_with("rotated") && word.size() == 8) return formats::parse_scheme(word + "-d128");
+  const auto typed = [](const std::string& name) { return typed_scheme("--scheme", name); };
+  if (word.starts_with("kbit") && word.size() == 5) return typed(word + "-b32-e4m4");
+  if (word == "int4" || word == "int8") return typed(word + "-g128-f16");
+  if (word.starts_with("rotated") && word.size() == 8) return typed(word + "-d128");
   const bool scaled = word.find("f16") != std::string::npos || word.find("f32") != std::string::npos;
-  return formats::parse_scheme(word.starts_with("int") && !scaled ? word + "-f16" : word);
+  return typed(word.starts_with("int") && !scaled ? word + "-f16" : word);
 }
 
 /// "f16" is no pass at all.

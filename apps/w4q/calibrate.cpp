@@ -81,6 +81,7 @@ void setup_calibrate(CLI::App& app, Action& action) {
                  "For quantize --fold-rotations: of the model with rotations folded in")
       ->group(calibration_group);
   command->add_option("--rotation-seed", options->rotation_seed, "Of their signs, as there")
+      ->check(not_negative)
       ->capture_default_str()
       ->group(calibration_group);
   add_device(*command, options->device);

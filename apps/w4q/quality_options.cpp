@@ -1,5 +1,6 @@
 #include "quality_options.h"
 
+#include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "help.h"
@@ -88,6 +89,7 @@ CLI::Option* add_step(CLI::App& command, const StepRow& row, quantize::Steps& st
 void add_parameters(CLI::App& command, StepKind kind, QualityArguments& arguments) {
   if (kind == StepKind::rotate) {
     command.add_option("--rotation-seed", arguments.rotation_seed, "Of the signs of rotations, folded or not")
+        ->check(not_negative)
         ->capture_default_str();
   } else if (kind == StepKind::feedback) {
     command

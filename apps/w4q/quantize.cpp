@@ -89,7 +89,7 @@ void set_codebook(const QuantizeArguments& options, pipeline::QuantizeRequest& r
 std::string chosen_method(const QuantizeArguments& options) {
   if (!options.method.empty()) return options.method;
   if (options.scheme.scheme.empty()) return "kbit";
-  return std::string(quantize::rounding_quantizer(formats::parse_schemes(options.scheme.scheme).front()).name);
+  return std::string(quantize::rounding_quantizer(typed_schemes("--scheme", options.scheme.scheme).front()).name);
 }
 
 void set_passes(std::vector<formats::Scheme> passes, pipeline::QuantizeRequest& request) {
@@ -121,7 +121,9 @@ pipeline::QuantizeRequest request(const QuantizeArguments& options) {
   }
   result.lm_head = options.lm_head;
   result.embeddings = options.embeddings || !options.embedding_scheme.empty();
-  if (!options.embedding_scheme.empty()) result.table = formats::parse_scheme(options.embedding_scheme);
+  if (!options.embedding_scheme.empty()) {
+    result.table = typed_scheme("--embedding-scheme", options.embedding_scheme);
+  }
   result.options.bnb_compatible = options.bnb_compatible;
   set_codebook(options, result);
   QualityArguments quality = options.quality;

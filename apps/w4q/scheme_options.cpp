@@ -22,6 +22,30 @@ void check_bits(int bits, std::string_view method) {
       .detail(concat(method, " has 2 to 5 bits"));
 }
 
+/// What `parse` makes of what stands behind `option`; a name that is none is wrong usage.
+template <class Parse>
+auto typed(std::string_view option, const Parse& parse) try {
+  return parse();
+} catch (const Error& error) {
+  if (error.code() != ErrorCode::unsupported) throw;
+  constexpr std::string_view indent = "\n  ";
+  const std::string_view details = error.details();
+  Error wrong(ErrorCode::bad_argument, concat(option, ": ", error.summary()));
+  if (details.starts_with(indent)) wrong.detail(details.substr(indent.size()));
+  throw wrong.hint("w4q list names them");
+}
+
+/// "row", or how many inputs share a scale.
+void check_group(const std::string& group) {
+  constexpr size_t longest = 9;
+  const bool number = !group.empty() && group.size() <= longest && group.front() != '0' &&
+                      group.find_first_not_of("0123456789") == std::string::npos;
+  if (number || group == "row") return;
+  throw Error(ErrorCode::bad_argument, concat("--group ", printable(group), ": no such group"))
+      .detail("expected a number of inputs that share a scale, or row")
+      .hint("--group 128");
+}
+
 /// Rotated passes of the same groups, with the widths that were asked for.
 std::vector<formats::Scheme> rotated_schemes(const SchemeOptions& options) {
   const std::string group = options.group == "row" ? options.group : "d" + options.group;
@@ -29,7 +53,7 @@ std::vector<formats::Scheme> rotated_schemes(const SchemeOptions& options) {
   std::vector<formats::Scheme> passes;
   std::vector<int> widths{options.bits};
   widths.insert(widths.end(), options.residual_bits.begin(), options.residual_bits.end());
-  for (const int bits : widths) passes.push_back(formats::parse_scheme(concat("rotated", bits, "-", group, norm)));
+  for (const int bits : widths) passes.push_back(typed_scheme("--group", concat("rotated", bits, "-", group, norm)));
   return passes;
 }
 
@@ -78,24 +102,33 @@ void add_scheme(CLI::App& command, SchemeOptions& options, CLI::Option& recipe) 
   options.rotated_parts = {residual};
 }
 
+std::vector<formats::Scheme> typed_schemes(std::string_view option, const std::string& text) {
+  return typed(option, [&] { return formats::parse_schemes(text); });
+}
+
+formats::Scheme typed_scheme(std::string_view option, const std::string& text) {
+  return typed(option, [&] { return formats::parse_scheme(text); });
+}
+
 std::vector<formats::Scheme> chosen_schemes(const SchemeOptions& options, std::string_view method) {
   const bool kbit = method == "kbit", rotated = method == "rotated";
   if (!kbit && !rotated) refuse_foreign(options.kbit_parts, method);
   if (kbit || rotated) refuse_foreign(options.integer_parts, method);
   if (kbit) refuse_foreign({options.group_option}, method);
   if (!rotated) refuse_foreign(options.rotated_parts, method);
-  if (!options.scheme.empty()) return formats::parse_schemes(options.scheme);
+  if (!options.scheme.empty()) return typed_schemes("--scheme", options.scheme);
+  check_group(options.group);
   if (kbit || rotated) check_bits(options.bits, method);
   if (rotated) return rotated_schemes(options);
   if (kbit) {
     const std::string_view scale = options.absmax.empty() ? "e4m4" : std::string_view(options.absmax);
-    return {formats::parse_scheme(concat("kbit", options.bits, "-b32-", scale))};
+    return {typed_scheme("--absmax", concat("kbit", options.bits, "-b32-", scale))};
   }
   // AWQ's own format has zero points, and its readers want them.
   const bool asymmetric = options.asymmetry_flag->count() > 0 ? options.asymmetric : method == "awq";
   const std::string group = options.group == "row" ? options.group : "g" + options.group;
-  return {formats::parse_scheme(
-      concat("int", options.bits, "-", group, "-", options.scale_type, asymmetric ? "-asym" : ""))};
+  return {typed_scheme("--group",
+                       concat("int", options.bits, "-", group, "-", options.scale_type, asymmetric ? "-asym" : ""))};
 }
 
 quantize::RotationChoice chosen_rotation(const SchemeOptions& options, uint64_t seed) {

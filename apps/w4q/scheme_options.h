@@ -33,8 +33,14 @@ struct SchemeOptions {
 /// schemes; `recipe` excludes all that name a scheme.
 void add_scheme(CLI::App& command, SchemeOptions& options, CLI::Option& recipe);
 
+/// Schemes as they were typed behind `option`, several with "+" between them: a name that is none is wrong usage. Throws
+/// bad_argument.
+std::vector<formats::Scheme> typed_schemes(std::string_view option, const std::string& text);
+/// One alone.
+formats::Scheme typed_scheme(std::string_view option, const std::string& text);
+
 /// The schemes that the options ask for, one for each pass. Throws bad_argument for options that mean nothing to the
-/// method, unsupported for a scheme that does not exist.
+/// method, and for a scheme that does not exist.
 std::vector<formats::Scheme> chosen_schemes(const SchemeOptions& options, std::string_view method);
 
 /// Seed 0 stands for the one that rotated schemes have unless told otherwise.

@@ -114,7 +114,12 @@ void refuse_turboquant(const std::filesystem::path& folder) {
 }  // namespace
 
 Json read_config_file(const std::filesystem::path& folder) {
-  Json config = io::read_json(folder / "config.json");
+  const auto path = folder / "config.json";
+  if (!io::path_exists(path)) {
+    throw Error(ErrorCode::bad_file, concat(printable(path.native()), ": there is none"))
+        .hint("give the folder that holds config.json and the .safetensors files");
+  }
+  Json config = io::read_json(path);
   if (!config.is_object()) return config;
   const auto states = [](const Json& object, const char* key) {
     const auto found = object.find(key);
@@ -147,7 +152,8 @@ std::optional<DType> stated_dtype(const Json& config) {
 
 void require_folder(const std::filesystem::path& folder) {
   if (io::is_folder(folder)) return;
-  throw Error(ErrorCode::bad_file, printable(folder.native()) + ": not a folder")
+  const std::string shown = concat(folder.empty() ? "\"\"" : printable(folder.native()));
+  throw Error(ErrorCode::bad_file, concat(shown, io::path_exists(folder) ? ": not a folder" : ": does not exist"))
       .hint(
           "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to hf16 "
           "makes one of a GGUF file");

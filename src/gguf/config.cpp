@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "core/text.h"
-#include "gguf/families.h"
+#include "gguf/family_rows.h"
 #include "gguf/rope.h"
 #include "model/architecture.h"
 
@@ -27,7 +27,25 @@ bool has_experts(const ArchitectureRow& row) {
   return family != nullptr && family->mixture;
 }
 
-/// Of rows that share a name, the one with experts and the one with windows only for a file that has them.
+bool sees(const ArchitectureRow& row) {
+  const GgufFamily* family = gguf_family(row.model_type);
+  return family != nullptr && family->sees;
+}
+
+/// Whether several of a picture's positions turn pairs of their own; readers look at the first two alone.
+bool has_picture_pairs(const GgufKeys& keys) {
+  const auto* sections = keys.integers("%.rope.dimension_sections");
+  return sections != nullptr && sections->size() >= 2 && (*sections)[0] > 0 && (*sections)[1] > 0;
+}
+
+/// Leaves those for which `has` is what the file says, or all where none is.
+void keep_like(std::vector<const ArchitectureRow*>& rows, bool (*has)(const ArchitectureRow& row), bool stated) {
+  if (std::ranges::none_of(rows, [&](const auto* row) { return has(*row) == stated; })) return;
+  std::erase_if(rows, [&](const auto* row) { return has(*row) != stated; });
+}
+
+/// Of rows that share a name, the one with experts, the one that sees and the one with windows only for a file that has
+/// them.
 const ArchitectureRow& find_architecture(const GgufKeys& keys, int64_t window) {
   const auto rows = model::architectures();
   const bool experts = keys.integer("%.expert_count").value_or(0) > 0;
@@ -44,9 +62,8 @@ const ArchitectureRow& find_architecture(const GgufKeys& keys, int64_t window) {
     throw keys.error(ErrorCode::unsupported, "general.architecture", concat("\"", printable(keys.architecture()), "\""))
         .detail("supported: " + join(known));
   }
-  if (std::ranges::any_of(named, [&](const auto* row) { return has_experts(*row) == experts; })) {
-    std::erase_if(named, [&](const auto* row) { return has_experts(*row) != experts; });
-  }
+  keep_like(named, has_experts, experts);
+  keep_like(named, sees, has_picture_pairs(keys));
   if (window == 0) return *named.front();
   for (const auto* row : named) {
     const GgufFamily* family = gguf_family(row->model_type);
@@ -143,6 +160,14 @@ int64_t common_window(const model::ModelConfig& config) {
   throw Error(ErrorCode::unsupported, "config.json: sliding windows")
       .detail("GGUF cannot say which layers have them")
       .hint("llama.cpp could not run it: repack or quantize --to another format, which other programs load");
+}
+
+/// Readers take the usual one of the architecture, whatever config.json says.
+void demand_activation(const model::ModelConfig& config) {
+  const ArchitectureRow& row = *config.architecture;
+  if (row.activation_key.empty()) return;
+  const auto usual = row.activation == "silu" ? model::Activation::silu : model::Activation::gelu_tanh;
+  demand(config.activation == usual, config, concat(row.activation_key, " other than ", row.activation));
 }
 
 /// What divides frequencies of Gemma 4's layers without a window: pairs that stand are divided by so much.
@@ -259,6 +284,7 @@ io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<st
                                {name + ".rope.freq_base", static_cast<float>(config.rope.theta)},
                                {name + ".rope.dimension_count", u32(rotating(config))},
                                {name + ".vocab_size", u32(config.vocab_size)}};
+  demand_activation(config);
   model::RopeConfig rope = config.rope;
   if (family != nullptr && family->partial_rotary) rope.partial_rotary_factor = 1;
   if (family == nullptr || !family->own_rope) rope_scaling_to_gguf(rope, name, metadata);

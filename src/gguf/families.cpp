@@ -59,6 +59,10 @@ void write_expert_size(const ModelConfig& config, const std::string& prefix, io:
   metadata.push_back({prefix + "expert_feed_forward_length", u32(config.mixture.intermediate)});
 }
 
+void read_qkv_biases(const io::GgufFile& file, const GgufKeys&, io::Json& config) {
+  config["attention_bias"] = has(file, "blk.0.attn_q.bias");
+}
+
 void read_experts(const GgufKeys& keys, bool renormalizes, io::Json& config) {
   config["num_experts"] = keys.size("%.expert_count");
   config["num_experts_per_tok"] = keys.size("%.expert_used_count");
@@ -68,6 +72,7 @@ void read_experts(const GgufKeys& keys, bool renormalizes, io::Json& config) {
 namespace {
 
 constexpr std::array<std::string_view, 1> expert_keys = {"%.expert_count"};
+constexpr std::array<std::string_view, 2> weighed_expert_keys = {"%.expert_count", "%.expert_weights_scale"};
 
 void write_mixtral(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   write_mixture(config, prefix, true, 0, metadata);
@@ -110,46 +115,6 @@ void write_olmoe(const ModelConfig& config, const std::string& prefix, io::GgufM
 
 void read_olmoe(const io::GgufFile&, const GgufKeys& keys, io::Json& config) { read_experts(keys, false, config); }
 
-constexpr uint32_t sigmoid_gating = 2;
-
-void demand_sigmoid(const GgufKeys& keys) {
-  constexpr std::string_view key = "%.expert_gating_func";
-  if (const auto stated = keys.integer(key); stated && *stated != sigmoid_gating) {
-    throw keys.error(ErrorCode::unsupported, key, concat("is ", *stated));
-  }
-}
-
-constexpr std::array<std::string_view, 2> glm_keys = {"%.expert_count", "%.expert_weights_scale"};
-
-void write_glm4_moe(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
-  const auto& mixture = config.mixture;
-  const auto first = std::ranges::find(config.mixture_layers, true);
-  const int64_t dense = first - config.mixture_layers.begin();
-  write_mixture(config, prefix, mixture.renormalizes, dense, metadata);
-  write_expert_size(config, prefix, metadata);
-  metadata.push_back({prefix + "leading_dense_block_count", u32(dense)});
-  metadata.push_back({prefix + "expert_shared_count", u32(mixture.shared_intermediate / mixture.intermediate)});
-  metadata.push_back({prefix + "expert_weights_scale", static_cast<float>(mixture.scale)});
-  metadata.push_back({prefix + "expert_weights_norm", mixture.renormalizes});
-  metadata.push_back({prefix + "expert_gating_func", sigmoid_gating});
-}
-
-void read_glm4_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& config) {
-  demand_sigmoid(keys);
-  if (keys.integer("%.nextn_predict_layers").value_or(0) != 0) {
-    throw keys.error(ErrorCode::unsupported, "%.nextn_predict_layers", "layers that predict further tokens");
-  }
-  config["n_routed_experts"] = keys.size("%.expert_count");
-  config["num_experts_per_tok"] = keys.size("%.expert_used_count");
-  config["moe_intermediate_size"] = keys.size("%.expert_feed_forward_length");
-  config["first_k_dense_replace"] = keys.integer("%.leading_dense_block_count").value_or(0);
-  config["n_shared_experts"] = keys.size("%.expert_shared_count");
-  config["routed_scaling_factor"] = keys.number("%.expert_weights_scale").value_or(1);
-  config["norm_topk_prob"] = keys.boolean("%.expert_weights_norm").value_or(false);
-  config["use_qk_norm"] = has(file, "blk.0.attn_q_norm.weight");
-  config["attention_bias"] = has(file, "blk.0.attn_q.bias");
-}
-
 void write_minimax_m2(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   demand_own_head(config);
   write_mixture(config, prefix, true, 0, metadata);
@@ -188,11 +153,6 @@ void write_seed_oss(const ModelConfig& config, const std::string&, io::GgufMetad
   demand(!config.mlp_bias, config, "mlp_bias");
 }
 
-/// Biases of q, k and v alone.
-void read_qkv_biases(const io::GgufFile& file, const GgufKeys&, io::Json& config) {
-  config["attention_bias"] = has(file, "blk.0.attn_q.bias");
-}
-
 void write_ernie4_5(const ModelConfig& config, const std::string&, io::GgufMetadata&) {
   demand(!config.qkv_bias, config, "use_bias");
 }
@@ -229,11 +189,21 @@ void write_gemma_windows(const ModelConfig& config, const std::string& prefix, b
   metadata.push_back({prefix + "attention.sliding_window", u32(window)});
 }
 
+void demand_tied_head(const ModelConfig& config) {
+  demand(config.tied_embeddings, config, "a head that is not the embedding table");
+}
+
+void write_gemma(const ModelConfig& config, const std::string&, io::GgufMetadata&) { demand_tied_head(config); }
+
+void read_gemma(const io::GgufFile&, const GgufKeys&, io::Json& config) {
+  config["hidden_act"] = config["hidden_activation"] = "gelu_pytorch_tanh";
+}
+
 constexpr std::array<std::string_view, 2> cap_keys = {"%.attn_logit_softcapping", "%.final_logit_softcapping"};
 
 void write_gemma2(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   demand_gemma_scale(config, 46);
-  demand(config.tied_embeddings, config, "a head that is not the embedding table");
+  demand_tied_head(config);
   write_gemma_windows(
       config, prefix, [](int64_t layer) { return layer % 2 == 1; }, metadata);
   const double cap = config.attention.front().soft_cap;
@@ -280,7 +250,7 @@ void read_gemma3(const io::GgufFile&, const GgufKeys& keys, io::Json& config) {
 
 constexpr std::array<std::string_view, 2> gemma4_keys = {"%.expert_count", "%.final_logit_softcapping"};
 
-constexpr std::array<GgufFamily, 24> families{{
+constexpr std::array<GgufFamily, 31> families{{
     {.model_type = "mixtral", .mixture = true, .keys = expert_keys, .write = write_mixtral, .read = read_mixtral},
     {.model_type = "qwen3_moe", .mixture = true, .keys = expert_keys, .write = write_qwen3_moe, .read = read_qwen3_moe},
     {.model_type = "qwen2_moe",
@@ -294,7 +264,7 @@ constexpr std::array<GgufFamily, 24> families{{
      .mixture = true,
      .own_biases = true,
      .partial_rotary = true,
-     .keys = glm_keys,
+     .keys = weighed_expert_keys,
      .write = write_glm4_moe,
      .read = read_glm4_moe},
     {.model_type = "minimax_m2",
@@ -305,7 +275,32 @@ constexpr std::array<GgufFamily, 24> families{{
      .read = read_minimax_m2},
     {.model_type = "granite", .keys = granite_keys, .write = write_granite, .read = read_granite},
     {.model_type = "seed_oss", .own_biases = true, .write = write_seed_oss, .read = read_qkv_biases},
+    {.model_type = "glm", .own_biases = true, .partial_rotary = true, .write = write_glm, .read = read_qkv_biases},
     {.model_type = "glm4", .own_biases = true, .partial_rotary = true, .read = read_qkv_biases},
+    {.model_type = "glm4v_text",
+     .sees = true,
+     .own_biases = true,
+     .partial_rotary = true,
+     .halves_pairs = true,
+     .write = write_glm4v,
+     .read = read_glm4v},
+    {.model_type = "glm4v_moe_text",
+     .mixture = true,
+     .sees = true,
+     .own_biases = true,
+     .partial_rotary = true,
+     .keys = weighed_expert_keys,
+     .write = write_glm4v_moe,
+     .read = read_glm4v_moe},
+    {.model_type = "dots1",
+     .mixture = true,
+     .own_biases = true,
+     .keys = weighed_expert_keys,
+     .write = write_dots1,
+     .read = read_dots1},
+    {.model_type = "qwen2_vl_text", .sees = true, .write = write_qwen2_vl, .read = read_qwen2_vl},
+    {.model_type = "qwen2_5_vl_text", .sees = true, .write = write_qwen2_vl, .read = read_qwen2_vl},
+    {.model_type = "gemma", .write = write_gemma, .read = read_gemma},
     {.model_type = "ernie4_5", .write = write_ernie4_5},
     {.model_type = "smollm3", .write = write_smollm3},
     {.model_type = "olmo2", .write = write_olmo2},

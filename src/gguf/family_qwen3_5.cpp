@@ -1,7 +1,5 @@
-// Hybrids of gated delta nets and attention, qwen3next, qwen35, qwen35moe, and text models of those that see, qwen3vl,
-// qwen3vlmoe.
+// Hybrids of gated delta nets and attention: qwen3next, qwen35, qwen35moe.
 #include <algorithm>
-#include <vector>
 
 #include "core/text.h"
 #include "gguf/family_rows.h"
@@ -22,25 +20,13 @@ void write_delta_net(const ModelConfig& config, const std::string& prefix, io::G
     demand(remembers == ((layer + 1) % interval != 0), config, concat("layer_types of layer ", layer));
     demand(remembers || config.attention_of(layer).output_gate, config, "attn_output_gate");
   }
+  demand(interval > 1, config, "layer_types without a delta net");
   metadata.push_back({prefix + "full_attention_interval", u32(interval)});
   metadata.push_back({prefix + "ssm.conv_kernel", u32(delta.taps)});
   metadata.push_back({prefix + "ssm.state_size", u32(delta.key_dim)});
   metadata.push_back({prefix + "ssm.group_count", u32(delta.key_heads)});
   metadata.push_back({prefix + "ssm.time_step_rank", u32(delta.value_heads)});
   metadata.push_back({prefix + "ssm.inner_size", u32(delta.values())});
-}
-
-/// Which pairs turn with which of a picture's positions; where config.json is silent, each third one in turn.
-void write_sections(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
-  const auto pairs = static_cast<int64_t>(static_cast<double>(config.head_dim) * config.rope.partial_rotary_factor) / 2;
-  std::vector<int64_t> sections = config.rope.picture_pairs;
-  if (sections.empty()) sections = {(pairs + 2) / 3, (pairs + 1) / 3, pairs / 3};
-  int64_t all = 0;
-  for (const int64_t section : sections) all += section;
-  demand(sections.size() == 3 && all == pairs, config, concat("mrope_section that is not three parts of ", pairs));
-  std::vector<int32_t> stated(sections.begin(), sections.end());
-  stated.push_back(0);
-  metadata.push_back({prefix + "rope.dimension_sections", io::GgufArray(std::move(stated))});
 }
 
 void write_shared(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
@@ -74,42 +60,11 @@ void read_shared(const GgufKeys& keys, io::Json& config) {
   config["shared_expert_intermediate_size"] = keys.size("%.expert_shared_feed_forward_length");
 }
 
-/// Pairs that turn with each of a picture's positions.
-void read_sections(const GgufKeys& keys, io::Json& config) {
-  io::Json rope = {{"rope_type", "default"}, {"mrope_interleaved", true}};
-  if (!config["rope_scaling"].is_null()) rope.update(config["rope_scaling"]);
-  rope["rope_theta"] = config["rope_theta"];
-  const auto* sections = keys.integers("%.rope.dimension_sections");
-  if (sections != nullptr && sections->size() >= 3) {
-    rope["mrope_section"] = std::vector<int32_t>(sections->begin(), sections->begin() + 3);
-  }
-  config.erase("rope_scaling");
-  config["rope_parameters"] = std::move(rope);
-}
-
 }  // namespace
-
-void write_qwen3_vl(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
-  write_sections(config, prefix, metadata);
-}
-
-void write_qwen3_vl_moe(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
-  write_sections(config, prefix, metadata);
-  write_mixture(config, prefix, true, 0, metadata);
-  write_expert_size(config, prefix, metadata);
-}
-
-void read_qwen3_vl(const io::GgufFile&, const GgufKeys& keys, io::Json& config) { read_sections(keys, config); }
-
-void read_qwen3_vl_moe(const io::GgufFile&, const GgufKeys& keys, io::Json& config) {
-  read_sections(keys, config);
-  read_experts(keys, true, config);
-  config["moe_intermediate_size"] = keys.size("%.expert_feed_forward_length");
-}
 
 void write_qwen3_5(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   write_delta_net(config, prefix, metadata);
-  write_sections(config, prefix, metadata);
+  write_picture_pairs(config, prefix, thirds_in_turn(config), metadata);
 }
 
 void write_qwen3_5_moe(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
@@ -124,8 +79,7 @@ void write_qwen3_next(const ModelConfig& config, const std::string& prefix, io::
 
 void read_qwen3_5(const io::GgufFile&, const GgufKeys& keys, io::Json& config) {
   read_delta_net(keys, config);
-  read_sections(keys, config);
-  config["rope_parameters"]["partial_rotary_factor"] = config["partial_rotary_factor"];
+  read_picture_pairs(keys, true, config);
 }
 
 void read_qwen3_5_moe(const io::GgufFile& file, const GgufKeys& keys, io::Json& config) {

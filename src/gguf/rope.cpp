@@ -1,6 +1,7 @@
 #include "gguf/rope.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "core/text.h"
@@ -14,6 +15,9 @@ namespace {
 constexpr std::string_view low_key = "w4q.rope.low_freq_factor";
 constexpr std::string_view high_key = "w4q.rope.high_freq_factor";
 constexpr std::string_view context_key = "w4q.rope.original_max_position_embeddings";
+
+/// Those whose readers take rope_freqs.weight of Llama 3's scaling; to others it is a tensor too many.
+constexpr std::array<std::string_view, 2> readers_of_factors = {"llama", "granite"};
 
 /// Writers compute the tensor in fp32 in one of several orders: a few rounding errors of 2^-24 each.
 constexpr double factor_tolerance = 0x1p-20;
@@ -75,6 +79,10 @@ void yarn_to_gguf(const model::RopeConfig& rope, const std::string& prefix, io::
   if (!rope.truncate) refuse("yarn without truncation");
   if (std::abs(rope.attention_factor / usual_magnitude(rope.factor) - 1) > 1e-9)
     refuse(concat("yarn's attention_factor ", rope.attention_factor));
+  // There are keys for these, which llama.cpp does not heed.
+  const model::RopeConfig usual;
+  if (rope.beta_fast != usual.beta_fast || rope.beta_slow != usual.beta_slow)
+    refuse(concat("yarn's beta_fast ", rope.beta_fast, " and beta_slow ", rope.beta_slow));
   metadata.push_back({prefix + "original_context_length", static_cast<uint32_t>(rope.original_max_positions)});
   metadata.push_back({prefix + "yarn_beta_fast", static_cast<float>(rope.beta_fast)});
   metadata.push_back({prefix + "yarn_beta_slow", static_cast<float>(rope.beta_slow)});
@@ -134,6 +142,8 @@ void rope_scaling_to_gguf(const model::RopeConfig& rope, const std::string& arch
       if (rope.type == model::RopeType::yarn) yarn_to_gguf(rope, prefix, metadata);
       break;
     case model::RopeType::llama3:
+      if (std::ranges::find(readers_of_factors, architecture) == readers_of_factors.end())
+        refuse(concat("rope type llama3 of ", architecture));
       metadata.push_back({std::string(low_key), static_cast<float>(rope.low_freq_factor)});
       metadata.push_back({std::string(high_key), static_cast<float>(rope.high_freq_factor)});
       metadata.push_back({std::string(context_key), static_cast<uint32_t>(rope.original_max_positions)});

@@ -27,6 +27,16 @@ Order rotary_order(int64_t rows, int64_t head_dim) {
   return Order(std::move(listed));
 }
 
+/// Of each head's `turning` first rows neighbours turn together: a file has the first ones of all pairs, then the others.
+Order halved_order(int64_t rows, int64_t head_dim, int64_t turning) {
+  std::vector<int64_t> listed;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t channel = row % head_dim, half = turning / 2;
+    listed.push_back(channel < turning ? row - channel + channel % half * 2 + channel / half : row);
+  }
+  return Order(std::move(listed));
+}
+
 /// Value heads of `width` each, which key heads have in turn behind `before` others: a file has the first ones of all
 /// key heads, then the second ones.
 Order tiled_order(const DeltaShape& delta, int64_t before, int64_t width) {
@@ -138,9 +148,14 @@ std::vector<FilePart> file_parts(const model::ModelConfig& config, const model::
                  .columns = Order(columns),
                  .offset = parameter.gguf_offset};
   const auto [layer, local] = split_name(parameter.gguf);
-  if (row.gguf_rotary_pairs && parameter.rotary_rows) {
+  if (parameter.rotary_rows) {
     const bool vector = parameter.shape.size() == 1;
-    (vector ? whole.columns : whole.rows) = rotary_order(vector ? columns : rows, config.head_dim);
+    Order& order = vector ? whole.columns : whole.rows;
+    if (row.gguf_rotary_pairs) order = rotary_order(order.size(), config.head_dim);
+    if (family != nullptr && family->halves_pairs) {
+      const auto turning = static_cast<double>(config.head_dim) * config.rope.partial_rotary_factor;
+      order = halved_order(order.size(), config.head_dim, static_cast<int64_t>(turning));
+    }
   }
   if (local == "ssm_in.weight") return mixed_and_gate(config.delta, layer, std::move(whole));
   if (local.starts_with("ffn_gate_up_exps.") && (family == nullptr || !family->joins_experts)) {

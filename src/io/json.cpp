@@ -4,8 +4,11 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
+#include "core/text.h"
 #include "io/files.h"
 #include "io/strict_sax.h"
+#include "io/system.h"
 
 namespace w4q::io {
 namespace {
@@ -74,6 +77,11 @@ class TreeBuilder : public StrictSax {
 }  // namespace
 
 Json parse_json(std::string_view text, std::string_view source) {
+  if (text.empty()) {
+    throw Error(ErrorCode::bad_file, concat(shown(source), ": is empty"))
+        .detail("expected JSON")
+        .hint("download or copy the file again");
+  }
   TreeBuilder builder(text, source);
   parse_strict(text, source, builder);
   return builder.take();

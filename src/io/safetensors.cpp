@@ -196,9 +196,13 @@ uint64_t header_size(std::span<const std::byte> prefix, uint64_t file_size, std:
     auto error = fail("is not a safetensors file, or its header is damaged")
                      .detail(concat("header length ", size, ", at most ", max_header_bytes, " is allowed"));
     constexpr std::string_view pointer_start = "version ";  // the text that Git leaves in place of a large file
-    const auto* text = reinterpret_cast<const char*>(prefix.data());
-    if (std::equal(pointer_start.begin(), pointer_start.end(), text)) {
+    const std::string_view text(reinterpret_cast<const char*>(prefix.data()), 8);
+    if (text == pointer_start) {
       error.hint("this looks like a Git LFS pointer: fetch the file itself with git lfs pull");
+    } else if (text.starts_with('<')) {
+      error.hint("this looks like a web page: what the download was answered stands in it");
+    } else if (text.starts_with('{')) {
+      error.hint("this looks like JSON: give the folder that holds it, or a .safetensors file");
     }
     throw error;
   }
@@ -263,9 +267,7 @@ void check_end(uint64_t data_begin, uint64_t data_size, uint64_t file_size, std:
       .hint("download or copy the file again");
 }
 
-}  // namespace
-
-SafetensorsHeader parse_safetensors(std::span<const std::byte> prefix, uint64_t file_size, std::string_view file_name) {
+SafetensorsHeader parse_header(std::span<const std::byte> prefix, uint64_t file_size, std::string_view file_name) {
   const uint64_t size = header_size(prefix, file_size, file_name);
   ensure(prefix.size() >= 8 + size, "parse_safetensors: the prefix does not hold the whole header");
   const std::string_view json(reinterpret_cast<const char*>(prefix.data()) + 8, size);
@@ -285,6 +287,17 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> prefix, uint64_t 
   });
   check_end(header.data_begin, check_ranges(header.tensors, file_name), file_size, file_name);
   return header;
+}
+
+}  // namespace
+
+SafetensorsHeader parse_safetensors(std::span<const std::byte> prefix, uint64_t file_size,
+                                    std::string_view file_name) try {
+  return parse_header(prefix, file_size, file_name);
+} catch (Error& error) {
+  if (error.hint().empty())
+    error.hint("download or copy the file again; if that changes nothing, it was written wrong");
+  throw;
 }
 
 }  // namespace w4q::io

@@ -1,6 +1,7 @@
 #include "io/weight_files.h"
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 #include <utility>
 
@@ -148,6 +149,17 @@ Error nothing_found(const fs::path& folder, const std::vector<std::string>& name
       .hint("convert the checkpoint to safetensors first");
 }
 
+/// "model-00001-of-00002.safetensors" → 2; 0 where a name counts no shards.
+int64_t shards_by_name(std::string_view name) {
+  constexpr std::string_view of = "-of-";
+  const size_t at = name.find(of);
+  int64_t count = 0;
+  if (at == std::string_view::npos) return count;
+  const char* const begin = name.data() + at + of.size();
+  const auto [end, error] = std::from_chars(begin, name.data() + name.size(), count);
+  return error == std::errc() && end != name.data() + name.size() && *end == '.' ? count : 0;
+}
+
 void search_folder(WeightFiles& files) {
   const auto names = file_names(files.folder);
   const auto indices = matching(names, is_index);
@@ -171,7 +183,12 @@ void search_folder(WeightFiles& files) {
         .detail(list_of(containers))
         .hint("the model.safetensors.index.json is missing: fetch it, or give one file as the input");
   }
-  files.shards = {files.folder / containers.front()};
+  const fs::path file = files.folder / containers.front();
+  if (const int64_t all = shards_by_name(containers.front()); all > 1) {
+    throw bad(file, concat("is one of ", all, " shards by its name, and there are neither the others nor an index"))
+        .hint("finish the download");
+  }
+  files.shards = {file};
 }
 
 }  // namespace

@@ -26,11 +26,20 @@ enum class WindowRule {
   switched,    ///< with use_sliding_window all
 };
 
+/// What transformers takes for the sizes of a text_config that is silent about them: files of models that see or hear
+/// often state what differs from that alone.
+struct UsualSizes {
+  int64_t vocabulary = 0, hidden = 0;
+  int64_t intermediate = 0;  ///< 0: there are experts alone
+  int64_t layers = 0, heads = 0;
+};
+
 struct ArchitectureRow {
   std::string_view model_type;  ///< "llama"; of the text_config where it is wrapped
   std::string_view class_name;  ///< "LlamaForCausalLM"
   /// Models that see or hear beside it: its config is their text_config.
   std::array<std::string_view, 2> wrappers = {};
+  UsualSizes sizes;
 
   // What it assumes where config.json is silent.
   std::optional<int64_t> kv_heads = {};  ///< nothing: as many as heads

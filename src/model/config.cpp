@@ -80,16 +80,24 @@ const ArchitectureRow* wrapped_architecture(const ConfigReader& reader) {
   unknown_architecture(reader, type.empty() ? name : concat(name, " of ", type));
 }
 
+/// A size that may be left out where it is the usual one.
+int64_t size_or(const ConfigReader& reader, const char* key, int64_t usual, ModelConfig& config) {
+  if (usual == 0 || !reader.nested() || reader.states(key)) return reader.size(key);
+  config.warnings.push_back(concat(reader.source(), ": ", key, " is missing; ", usual, " is assumed"));
+  return usual;
+}
+
 void parse_sizes(const ConfigReader& reader, ModelConfig& config) {
-  config.vocab_size = reader.size("vocab_size");
-  config.hidden_size = reader.size("hidden_size");
-  const bool may_lack = config.architecture->only_experts && reader.find("intermediate_size") == nullptr;
-  config.intermediate_size = may_lack ? 0 : reader.size("intermediate_size");
-  config.layers = reader.size("num_hidden_layers");
+  const ArchitectureRow& row = *config.architecture;
+  config.vocab_size = size_or(reader, "vocab_size", row.sizes.vocabulary, config);
+  config.hidden_size = size_or(reader, "hidden_size", row.sizes.hidden, config);
+  const bool may_lack = row.only_experts && reader.find("intermediate_size") == nullptr;
+  config.intermediate_size = may_lack ? 0 : size_or(reader, "intermediate_size", row.sizes.intermediate, config);
+  config.layers = size_or(reader, "num_hidden_layers", row.sizes.layers, config);
   if (config.layers > max_layers) reader.refuse("num_hidden_layers", concat("expected at most ", max_layers));
-  config.heads = reader.size("num_attention_heads");
-  config.max_positions = reader.size("max_position_embeddings", config.architecture->max_positions);
-  config.rms_norm_eps = reader.positive("rms_norm_eps", config.architecture->rms_norm_eps);
+  config.heads = size_or(reader, "num_attention_heads", row.sizes.heads, config);
+  config.max_positions = reader.size("max_position_embeddings", row.max_positions);
+  config.rms_norm_eps = reader.positive("rms_norm_eps", row.rms_norm_eps);
 }
 
 void parse_heads(const ConfigReader& reader, ModelConfig& config) {

@@ -10,6 +10,8 @@ namespace {
 
 constexpr double largest_exact_integer = 9007199254740992.0;  // 2^53
 
+constexpr std::string_view own_config = "take config.json from the model's own folder";
+
 /// The value as it stands in the file, cut to a length that fits a message.
 std::string shown(const io::Json& value) {
   constexpr size_t limit = 60;
@@ -24,7 +26,9 @@ ConfigReader::ConfigReader(const io::Json& object, std::string_view source, std:
     : object_(&object), source_(source), path_(path) {
   if (object.is_object()) return;
   const std::string_view name = path.empty() ? "the file" : path.substr(0, path.size() - 1);
-  throw Error(ErrorCode::bad_file, concat(source, ": ", name, " is not a JSON object"));
+  throw Error(ErrorCode::bad_file, concat(source, ": ", name, " is not a JSON object"))
+      .detail(concat("found ", shown(object)))
+      .hint(own_config);
 }
 
 const io::Json* ConfigReader::find(std::string_view key) const {
@@ -88,12 +92,12 @@ double ConfigReader::positive(std::string_view key, std::optional<double> fallba
 void ConfigReader::refuse(std::string_view key, std::string_view what) const {
   Error error(ErrorCode::bad_file, concat(source_, ": ", path_, key, ": ", what));
   if (const io::Json* value = find(key)) error.detail(concat("found ", shown(*value)));
-  throw error;
+  throw error.hint(own_config);
 }
 
 void ConfigReader::missing(std::string_view key) const {
   throw Error(ErrorCode::bad_file, concat(source_, ": ", path_, key, " is missing"))
-      .hint("the file must describe the model completely; take config.json from the model's own folder");
+      .hint(concat("the file must describe the model completely; ", own_config));
 }
 
 }  // namespace w4q::model

@@ -36,6 +36,8 @@ class ConfigReader {
   [[noreturn]] void missing(std::string_view key) const;
 
   const std::string& source() const noexcept { return source_; }
+  /// Whether the object stands within another one of the file.
+  bool nested() const noexcept { return !path_.empty(); }
 
  private:
   const io::Json* object_;

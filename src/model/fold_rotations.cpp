@@ -14,6 +14,8 @@
 #include "core/text.h"
 #include "model/model.h"
 #include "model/opened.h"
+#include "model/parameters.h"
+#include "model/stream_writers.h"
 #include "model/turn_weight.h"
 
 namespace w4q::model {
@@ -117,6 +119,9 @@ class Folding {
     matrix(head, {.source = config_.tied_embeddings ? table : head, .norm = norm, .inputs = stream_, .outputs = {}});
     ones(norm);
     for (const auto& stack : stacks_) whole(stack);
+    for (const auto& [name, info] : checkpoint_->tensors()) {
+      if (writes_stream(config_.architecture_name, name)) fold_writer(name, info.shape);
+    }
     return std::move(tensors_);
   }
 
@@ -151,6 +156,17 @@ class Folding {
     if (!linear.bias || !outputs) return;
     const std::string& rows = linear.bias_tensor.empty() ? bias : linear.bias_tensor;
     matrix(rows, {.source = rows, .inputs = outputs, .outputs = {}});
+  }
+
+  /// Of a tower: a weight, or a row of the stream, a bias or one that is learned.
+  void fold_writer(const std::string& name, const Shape& shape) {
+    const bool row = shape == Shape{config_.hidden_size};
+    if (!row && (shape.size() != 2 || shape[0] != config_.hidden_size)) {
+      throw Error(ErrorCode::mismatch, concat(printable(name), ": ", shape_text(shape)))
+          .detail(concat("expected rows of the residual stream, ", config_.hidden_size, " channels"))
+          .hint("leave out --fold-rotations");
+    }
+    matrix(name, {.source = name, .inputs = row ? stream_ : nullptr, .outputs = row ? nullptr : stream_});
   }
 
   /// The stack itself, for whoever keeps it as one.
@@ -196,7 +212,28 @@ class Folding {
   DerivedTensors tensors_;
 };
 
-/// Every parameter is there as config.json wants it, and nothing else that might read or write the residual stream.
+/// Throws unsupported for a tensor beside the text model where what it does to the residual stream is not known.
+void check_beside(const std::string& name, const ModelConfig& config) {
+  const std::string_view why = reason_to_carry(config, name);
+  if (why == further_tokens) {
+    throw Error(ErrorCode::unsupported, concat(printable(name), ": ", further_tokens))
+        .detail("it reads the residual stream behind the final norm, whose weight goes into the head")
+        .hint("leave out --fold-rotations, or these layers from the folder");
+  }
+  if (why == of_tower && knows_stream_writers(config.architecture_name)) return;
+  if (why == of_tower) {
+    throw Error(ErrorCode::unsupported, concat(printable(name), ": ", of_tower))
+        .detail(concat("which of the tensors of ", config.architecture_name,
+                       " put rows into the residual stream is not known; they would do so in the basis of before"))
+        .hint("leave out --fold-rotations");
+  }
+  throw Error(ErrorCode::unsupported, concat(printable(name), ": is no parameter of ", config.architecture_name))
+      .detail("it might read or write the residual stream, and would do so in the basis of before")
+      .hint("leave out --fold-rotations, or the tensor");
+}
+
+/// Every parameter is there as config.json wants it, and nothing else of which it is not known whether it reads or writes
+/// the residual stream.
 void check_parameters(const io::Checkpoint& checkpoint, const ModelConfig& config,
                       const std::vector<StackedExperts>& stacks) {
   std::set<std::string, std::less<>> known;
@@ -206,12 +243,18 @@ void check_parameters(const io::Checkpoint& checkpoint, const ModelConfig& confi
   }
   for (const auto& stack : stacks) known.insert(stack.name);
   if (config.tied_embeddings) known.insert(head_name(config));  // stored or not, it is not read
+  bool tower = false, writes = false;
   for (const auto& [name, info] : checkpoint.tensors()) {
     if (known.contains(name) || is_derived_tensor(name)) continue;
-    throw Error(ErrorCode::unsupported, concat(printable(name), ": is no parameter of ", config.architecture_name))
-        .detail("it might read or write the residual stream, and would do so in the basis of before")
-        .hint("leave out --fold-rotations, or the tensor");
+    check_beside(name, config);
+    tower = true;
+    writes = writes || writes_stream(config.architecture_name, name);
   }
+  if (!tower || writes) return;
+  throw Error(ErrorCode::unsupported,
+              concat(checkpoint.folder().string(), ": no projector of ", config.architecture_name))
+      .detail("what its tower puts into the residual stream has no name that is known")
+      .hint("leave out --fold-rotations");
 }
 
 std::vector<std::string> notes_of(const OpenedModel& model) {
@@ -273,6 +316,9 @@ OpenedModel fold_rotations(OpenedModel model, const FoldedRotations& rotations) 
   model.config.tie_word_embeddings = false;
   model.folded = rotations;
   json[tied_key] = false;
+  if (const auto text = json.find("text_config"); text != json.end() && text->contains(tied_key)) {
+    (*text)[tied_key] = false;
+  }
   json[config_key] = {{"residual", formats::to_string(rotations.residual)},
                       {"heads", formats::to_string(rotations.heads)}};
   return model;

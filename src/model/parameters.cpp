@@ -56,20 +56,18 @@ struct Place {
   std::string_view why;
 };
 
-constexpr std::string_view tower = "part of a tower for other inputs than text";
-constexpr std::string_view further_tokens = "predicts further tokens";
 constexpr Place anywhere[] = {
-    {"visual", tower},
-    {"vision", tower},
-    {"audio", tower},
-    {"image", tower},
-    {"embed_vision", tower},
-    {"embed_audio", tower},
-    {"multi_modal", tower},
-    {"mm_projector", tower},
-    {"vit", tower},
-    {"perception", tower},
-    {"merger", tower},
+    {"visual", of_tower},
+    {"vision", of_tower},
+    {"audio", of_tower},
+    {"image", of_tower},
+    {"embed_vision", of_tower},
+    {"embed_audio", of_tower},
+    {"multi_modal", of_tower},
+    {"mm_projector", of_tower},
+    {"vit", of_tower},
+    {"perception", of_tower},
+    {"merger", of_tower},
     {"mtp", further_tokens},
     {"nextn", further_tokens},
     {"lora_", "adapter"},
@@ -205,7 +203,7 @@ std::string_view reason_to_carry(const ModelConfig& config, std::string_view ten
       layer >= 0 && !config.attention.empty() && config.attention[static_cast<size_t>(layer)].keys_of.has_value();
   if (shares && module.find(".self_attn.") != std::string_view::npos)
     return "never read: another layer's stand in its place";
-  if (config.names.prefix != "model." && !tensor.starts_with(config.names.prefix)) return tower;
+  if (config.names.prefix != "model." && !tensor.starts_with(config.names.prefix)) return of_tower;
   return {};
 }
 

@@ -47,6 +47,10 @@ std::vector<Parameter> parameters(const ModelConfig& config);
 /// they are, in the order of names. Linears are matrices of BF16, F16 or F32 by the name "….weight".
 std::vector<Parameter> parameters(const OpenedModel& model);
 
+/// What reason_to_carry() says of most.
+inline constexpr std::string_view of_tower = "part of a tower for other inputs than text",
+                                  further_tokens = "predicts further tokens";
+
 /// Why a tensor that is no parameter of a known architecture is carried along as it is, and no fault: it belongs to what
 /// sees, hears or predicts further tokens, or is never read. Empty: nothing is known of it.
 std::string_view reason_to_carry(const ModelConfig& config, std::string_view tensor);

@@ -39,7 +39,7 @@ TEST(Folder, Refusals) {
   expect_error(ErrorCode::bad_argument, {"w4q quantize --method x makes"},
                [&] { open_packed_folder(plain.path(), "w4q quantize --method x"); });
   expect_error(ErrorCode::bad_file, {"config.json: not a folder"}, [&] { open_folder(plain.path() / "config.json"); });
-  expect_error(ErrorCode::bad_file, {"absent: not a folder"}, [&] { open_folder(plain.path() / "absent"); });
+  expect_error(ErrorCode::bad_file, {"absent: does not exist"}, [&] { open_folder(plain.path() / "absent"); });
 }
 
 TEST(Folder, StatesWhoseQuantizationItIs) {

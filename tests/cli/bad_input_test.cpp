@@ -61,7 +61,29 @@ class BadInput : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(BadInput, NoSuchFolder) { expect_failure(path("nothing"), 3, {"nothing"}); }
+TEST_F(BadInput, NoSuchFolder) {
+  expect_failure(path("nothing"), 3, {"nothing: does not exist", "hint:"});
+  expect_failure("", 3, {"\"\": does not exist"});
+  expect_failure(bundled_model() + "/config.json", 3, {"config.json: not a folder", "hint:"});
+  fs::create_directory(path("empty"));
+  expect_failure(path("empty"), 3, {"config.json: there is none", "hint: give the folder that holds"});
+}
+
+/// What stands in the place of weights after a download that failed.
+TEST_F(BadInput, WhatIsNoWeightsSaysWhatItLooksLike) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  const auto fails = [&](const std::string& bytes, std::initializer_list<const char*> parts) {
+    std::ofstream(model + "/model.safetensors") << bytes;
+    expect_failure(model, 3, parts);
+  };
+  fails("", {"too short", "found 0", "hint: download or copy"});
+  fails("<html><body>404 Not Found</body></html>", {"header", "hint: this looks like a web page"});
+  fails("version https://git-lfs.github.com/spec/v1\n", {"hint: this looks like a Git LFS pointer"});
+  fails("{\"architectures\": []}", {"header length", "hint: this looks like JSON"});
+  fs::remove(model + "/model.safetensors");
+  fs::copy(bundled_model() + "/model.safetensors", model + "/model-00001-of-00002.safetensors");
+  expect_failure(model, 3, {"model-00001-of-00002.safetensors: is one of 2 shards", "hint: finish the download"});
+}
 
 TEST_F(BadInput, NaNInAWeightIsNamedWithItsPlace) {
   const auto model = copy_bundled_model(folder_ / "m");
@@ -117,6 +139,12 @@ TEST_F(BadInput, MissingConfigAndBrokenJson) {
   expect_failure(model, 3, {"config.json"});
   std::ofstream(model + "/config.json") << "{\"architectures\": [";
   expect_failure(model, 3, {"config.json"});
+  std::ofstream(model + "/config.json") << "";
+  expect_failure(model, 3, {"config.json: is empty", "hint:"});
+  std::ofstream(model + "/config.json") << "[1, 2]";
+  expect_failure(model, 3, {"config.json", "not a JSON object", "found [1,2]", "hint: take config.json from"});
+  std::ofstream(model + "/config.json") << R"({"model_type": "llama", "vocab_size": "many"})";
+  expect_failure(model, 3, {"vocab_size: expected an integer", "found \"many\"", "hint: take config.json from"});
 }
 
 TEST_F(BadInput, ExistingOutputIsNotTouched) {

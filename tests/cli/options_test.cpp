@@ -297,9 +297,30 @@ TEST_F(Options, NumbersThatMakeNoSenseAreRefused) {
   refused({"generate", model, "--prompt", "x", "--kv-delta", "nan"}, "--kv-delta: expected at least 0");
   refused({"generate", model, "--prompt", "x", "--temperature", "inf"}, "--temperature: expected at least 0");
   refused({"calibrate", model, "--ids", ids, "-o", path("s"), "--rotation-seed", "3"}, "--rotation-seed belongs to");
+  refused({"quantize", model, "-o", path("q"), "--fold-rotations", "--rotation-seed", "-1"},
+          "--rotation-seed: expected at least 0");
+  for (const char* group : {"0", "-128", "128x", ""}) {
+    refused({"quantize", model, "-o", path("q"), "--method", "rtn", "--group", group}, std::string("--group ") + group);
+  }
   refused({"quantize", model, "--kk", "3"}, "w4q quantize --help");
   refused({"frobnicate"}, "w4q --help");
   refused({"quantize", model, "-o", path("q"), "--shard-size", "0"}, "--shard-size: expected more than 0");
+}
+
+/// A name that was typed is wrong usage, and no bad input.
+TEST_F(Options, SchemesThatDoNotExistAreRefused) {
+  const std::string model = bundled_model();
+  const std::vector<std::vector<std::string>> typed = {
+      {"quantize", model, "-o", path("q"), "--scheme", "int4-g128-f16-asymm"},
+      {"quantize", model, "-o", path("q"), "--embedding-scheme", "int9"},
+      {"bench", "--shape", "llama3-8b", "--scheme", "kbit9"}};
+  for (const auto& arguments : typed) {
+    const auto result = run_w4q(arguments);
+    EXPECT_EQ(result.status, 2) << result.err;
+    for (const char* part : {"scheme: unknown scheme", "known: kbit2", "hint: w4q list"}) {
+      EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
+    }
+  }
 }
 
 TEST_F(Options, SizesMayHaveFractionsAndUnits) {

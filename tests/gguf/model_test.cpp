@@ -51,7 +51,7 @@ TEST(GgufNames, EveryFamilyThatIsWrittenHasThemAll) {
       EXPECT_TRUE(seen.emplace(parameter.gguf, parameter.gguf_part).second) << row->model_type << " " << parameter.gguf;
     }
   }
-  EXPECT_EQ(written, 28u);
+  EXPECT_EQ(written, 35u);
 }
 
 /// Each value of a parameter stands in one place of one tensor, and no two tensors have one name.
@@ -112,6 +112,23 @@ TEST(GgufNames, ValueHeadsAreTiledAndProjectionsTakenApart) {
   const auto blocks = part("qwen3_5_text", "blk.0.ssm_out.weight").columns.blocks(2);
   EXPECT_EQ(listed(blocks.value()), (std::vector<int64_t>{0, 2, 1, 3}));
   EXPECT_FALSE(part("qwen3_5_text", "blk.0.ssm_out.weight").columns.blocks(4).has_value());
+}
+
+/// GLM-4V, one head of eight rows of which four turn: pairs are neighbours in folders, half of what turns apart in files.
+TEST(GgufNames, NeighboursThatTurnComeApart) {
+  const auto config = model::parse_config(
+      test::small_config(model::architecture_row("glm4v_text"), {{"head_dim", 8}, {"num_attention_heads", 2}}),
+      "config.json");
+  for (const auto& parameter : model::parameters(config)) {
+    const auto parts = file_parts(config, parameter);
+    const bool turns = parameter.name.find("layers.0.self_attn.q_proj") != std::string::npos;
+    if (!turns) continue;
+    const bool bias = parameter.name.ends_with(".bias");
+    const Order& order = bias ? parts.front().columns : parts.front().rows;
+    std::vector<int64_t> listed;
+    for (int64_t i = 0; i < order.size(); ++i) listed.push_back(order(i));
+    EXPECT_EQ(listed, (std::vector<int64_t>{0, 2, 1, 3, 4, 5, 6, 7, 8, 10, 9, 11, 12, 13, 14, 15})) << parameter.name;
+  }
 }
 
 /// −e^x, and back to the x that bf16 holds.
@@ -266,8 +283,8 @@ TEST_F(GgufConfig, EveryRopeScalingComesBack) {
       {{"rope_type", "yarn"},
        {"factor", 4.0},
        {"original_max_position_embeddings", 32},
-       {"beta_fast", 16.0},
-       {"beta_slow", 2.0}},
+       {"beta_fast", 32.0},
+       {"beta_slow", 1.0}},
       {{"rope_type", "llama3"},
        {"factor", 8.0},
        {"low_freq_factor", 1.0},
@@ -332,6 +349,14 @@ TEST_F(GgufConfig, SaysWhyItCannotBeWritten) {
   refuse("rope type dynamic", {{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2.0}}}});
   refuse("partial_rotary_factor", {{"partial_rotary_factor", 0.5}});
   refuse("attention_factor", {{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"attention_factor", 1.5}}}});
+  refuse("beta_fast 16 and beta_slow 1",
+         {{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"beta_fast", 16.0}}}});
+  refuse("rope type llama3 of qwen2", {{"rope_scaling",
+                                        {{"rope_type", "llama3"},
+                                         {"factor", 8.0},
+                                         {"low_freq_factor", 1.0},
+                                         {"high_freq_factor", 4.0},
+                                         {"original_max_position_embeddings", 64}}}});
   refuse("sliding windows", {{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}});
   refuse("attention_bias of Qwen3", {{"model_type", "qwen3"}, {"attention_bias", true}});
 }

@@ -322,6 +322,36 @@ TEST(FamilyConfigs, WrappedModelsAreReadAsTheirText) {
   });
 }
 
+/// A text_config that states what differs from the usual sizes alone, as Gemma 3 4B's does.
+TEST(FamilyConfigs, UsualSizesMayBeLeftOut) {
+  const io::Json text = {{"model_type", "gemma3_text"},
+                         {"hidden_size", 2560},
+                         {"intermediate_size", 10240},
+                         {"num_hidden_layers", 34},
+                         {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}},
+                         {"sliding_window", 1024}};
+  const auto config =
+      parse_config({{"architectures", {"Gemma3ForConditionalGeneration"}}, {"text_config", text}}, "config.json");
+  EXPECT_EQ(config.vocab_size, 262208);
+  EXPECT_EQ(config.heads, 8);
+  EXPECT_EQ(config.kv_heads, 4);
+  EXPECT_EQ(config.head_dim, 256);
+  EXPECT_EQ(config.hidden_size, 2560);
+  ASSERT_FALSE(config.warnings.empty());
+  EXPECT_NE(config.warnings.front().find("vocab_size is missing; 262208 is assumed"), std::string::npos);
+  const auto llava = parse_config({{"architectures", {"LlavaForConditionalGeneration"}},
+                                   {"text_config", {{"model_type", "llama"}, {"vocab_size", 32064}}}},
+                                  "config.json");
+  EXPECT_EQ(llava.hidden_size, 4096);
+  EXPECT_EQ(llava.intermediate_size, 11008);
+  EXPECT_EQ(llava.layers, 32);
+  EXPECT_EQ(llava.heads, 32);
+  // By itself a model states them.
+  io::Json alone = test::small_config(architecture_row("llama"));
+  alone.erase("num_attention_heads");
+  test::expect_error(ErrorCode::bad_file, {"num_attention_heads is missing"}, [&] { parse_config(alone, "c"); });
+}
+
 /// Qwen2-VL's config as it was published: the text's keys stand at the top, beside those of the tower.
 TEST(FamilyConfigs, TextsAtTheTopOfModelsThatSee) {
   for (const char* type : {"qwen2_vl_text", "qwen2_5_vl_text"}) {

@@ -1,5 +1,6 @@
 // Rotations folded into the weights of a model: it computes the same.
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
@@ -228,6 +229,60 @@ TEST(Fold, Refusals) {
   const auto folded = fold_rotations(with(std::move(model), {{name, values}}), rotations);
   expect_error(ErrorCode::bad_file, {name, "NaN or infinity", "row 3, column 11"},
                [&] { folded.folder.tensors.load(name); });
+}
+
+/// Of one that sees: what its projector puts into the stream is turned as embeddings are.
+class FoldWrapped : public testing::Test {
+ protected:
+  /// With these rows of 64 channels beside the text model, the first of which is an embedding, too.
+  OpenedModel opened(const std::string& class_name, const std::vector<std::string>& rows) {
+    const auto path = folder_ / "m";
+    std::filesystem::remove_all(path);
+    test::write_small_model(architecture_row("qwen3_vl_text"), path, {{"tie_word_embeddings", true}});
+    io::Json text = io::read_json(path / "config.json");
+    text.erase("architectures");
+    const io::Json config = {{"architectures", {class_name}}, {"tie_word_embeddings", true}, {"text_config", text}};
+    std::ofstream(path / "config.json") << config.dump();
+    OpenedModel model = in_fp32(path);
+    auto table = floats(model.folder.tensors, table_);
+    std::map<std::string, std::vector<float>> values{{table_, table}};
+    for (const auto& row : rows) values[row] = std::vector<float>(table.begin(), table.begin() + 64);
+    return with(std::move(model), values);
+  }
+
+  const std::string table_ = "model.embed_tokens.weight";
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(FoldWrapped, ProjectorsAreTurned) {
+  const std::string writer = "model.visual.merger.linear_fc2.bias",
+                    deep = "model.visual.deepstack_merger_list.1.linear_fc2.bias",
+                    inner = "model.visual.blocks.1.mlp.linear_fc2.bias";
+  const auto model = opened("Qwen3VLForConditionalGeneration", {writer, deep, inner});
+  const auto before = logits(model);
+  const auto row = floats(model.folder.tensors, inner);
+  const auto folded = fold_rotations(model, widest_rotations(model.config, 1));
+  const auto table = floats(folded.folder.tensors, table_);
+  const std::vector<float> turned(table.begin(), table.begin() + 64);
+  EXPECT_EQ(floats(folded.folder.tensors, writer), turned);
+  EXPECT_EQ(floats(folded.folder.tensors, deep), turned);
+  EXPECT_EQ(floats(folded.folder.tensors, inner), row);
+  EXPECT_EQ(folded.folder.config["text_config"]["tie_word_embeddings"], false);
+  EXPECT_LT(test::largest_difference(before, logits(folded)) / largest(before), fp32_size);
+}
+
+TEST_F(FoldWrapped, WhatIsNotKnownIsRefused) {
+  const auto refused = [&](const std::string& class_name, const std::string& row,
+                           std::initializer_list<std::string_view> said) {
+    auto model = opened(class_name, {row});
+    const auto rotations = widest_rotations(model.config, 1);
+    expect_error(ErrorCode::unsupported, said, [&] { fold_rotations(std::move(model), rotations); });
+  };
+  const std::string wrapper = "Qwen3VLForConditionalGeneration";
+  refused(wrapper, "mtp.norm.weight", {"mtp.norm.weight: predicts further tokens", "behind the final norm"});
+  refused(wrapper, "model.visual.norm.weight", {"no projector of " + wrapper});
+  refused("Ovis2ForConditionalGeneration", "model.vision_model.norm.weight",
+          {"model.vision_model.norm.weight: part of a tower", "Ovis2ForConditionalGeneration", "is not known"});
 }
 
 TEST(TurnWeight, ProductsStay) {

@@ -118,11 +118,29 @@ TEST_F(Convert, ConfigsSayWhatTheReadersNeed) {
   EXPECT_TRUE(rules.contains("-:^model\\.layers\\.0\\.self_attn\\.o_proj$"));
   // Of gate and up there is up alone, so that its rule is that of both.
   EXPECT_EQ(rules.size(), 3u) << rules.dump();
+  EXPECT_FALSE(gptq.contains("modules_in_block_to_quantize"));
   EXPECT_EQ(io::read_json(folder_ / "gptq" / "quantize_config.json"), gptq);
   convert("gptq", "again", "gptq-v2");
   EXPECT_EQ(bytes("again"), bytes("gptq"));
   convert("gptq", "back", "w4q");
   EXPECT_TRUE(formats::bytes_equal(test::load_linear(folder_ / "back", down), b));
+}
+
+/// transformers minds no rules, but what is listed, and looks for layers of plain models alone.
+TEST_F(Convert, GptqOfWrappedModelsListsWhatIsPacked) {
+  const auto a = sample("int4-g128-f16");
+  const std::string inner = "model.language_model.layers.0.mlp.up_proj";
+  write_own({{inner, &a}});
+  convert("own", "wrapped", "gptq-v1");
+  const io::Json wrapped = config("wrapped");
+  EXPECT_EQ(wrapped["block_name_to_quantize"], "model.language_model.layers");
+  EXPECT_EQ(wrapped["modules_in_block_to_quantize"], io::Json::array({io::Json::array({inner})}));
+  convert("wrapped", "again", "gptq-v1");
+  EXPECT_EQ(bytes("again"), bytes("wrapped"));
+  // By names that are no modules of transformers.
+  write_own({{"language_model.model.layers.0.mlp.up_proj", &a}});
+  convert("own", "other", "gptq-v1");
+  EXPECT_FALSE(config("other").contains("block_name_to_quantize"));
 }
 
 TEST_F(Convert, DryRunWritesNothing) {

@@ -92,13 +92,15 @@ TEST_F(Gguf, TheBundledModelComesBackByteByByte) {
 
 /// What a small config of a family has otherwise, for GGUF to be able to say it.
 io::Json said_by_gguf(std::string_view type) {
+  if (type == "gemma") return {{"tie_word_embeddings", true}};
   if (type == "gemma2") return {{"query_pre_attn_scalar", 32}, {"tie_word_embeddings", true}};
   if (type == "gemma3_text") return {{"query_pre_attn_scalar", 32}, {"sliding_window_pattern", 6}};
   if (type == "qwen2_moe") return {{"norm_topk_prob", false}, {"mlp_only_layers", io::Json::array()}};
   if (type == "glm4_moe") return {{"n_group", 1}, {"topk_group", 1}};
   if (type == "ernie4_5") return {{"use_bias", false}};
   if (type == "seed_oss") return {{"attention_out_bias", false}};
-  if (type == "olmoe") return {{"num_key_value_heads", 4}};
+  if (type == "olmoe" || type == "dots1") return {{"num_key_value_heads", 4}};
+  if (type == "glm") return {{"head_dim", 16}};
   if (type == "mistral") return {{"sliding_window", 8}};
   if (type == "gpt_oss") return {{"swiglu_limit", 7.0}};
   if (type.starts_with("qwen3_5") || type == "qwen3_next") return {{"linear_key_head_dim", 32}};
@@ -206,37 +208,48 @@ TEST_F(Gguf, WhatReadersWouldComputeOtherwiseIsRefused) {
     std::string_view type;
     io::Json changes;
     std::string_view what;
-  } rows[] = {{"qwen3_moe", {{"norm_topk_prob", false}}, "norm_topk_prob"},
-              {"qwen3_moe", {{"mlp_only_layers", {1}}}, "layer 1 without experts"},
-              {"qwen3_moe", {{"attention_bias", true}}, "attention_bias"},
-              {"glm4_moe", io::Json::object(), "experts in groups"},
-              {"gemma2", io::Json::object(), "query_pre_attn_scalar"},
-              {"gemma2", {{"query_pre_attn_scalar", 32}}, "a head that is not the embedding table"},
-              {"gemma3_text", {{"query_pre_attn_scalar", 32}}, "the window of layer 2"},
-              {"gemma3_text",
-               {{"query_pre_attn_scalar", 32}, {"sliding_window_pattern", 6}, {"rope_local_base_freq", 20000}},
-               "rope_local_base_freq"},
-              {"smollm3", {{"no_rope_layers", {1, 1, 1, 1}}}, "no_rope_layers of layer 3"},
-              {"olmoe", io::Json::object(), "fewer key than query heads"},
-              {"ernie4_5", io::Json::object(), "use_bias"},
-              {"qwen3_5_text", io::Json::object(), "linear_value_head_dim 32, where linear_key_head_dim is 16"},
-              {"olmo2", {{"tie_word_embeddings", true}}, "a head that is the embedding table"},
-              {"minimax_m2", {{"tie_word_embeddings", true}}, "a head that is the embedding table"},
-              {"olmo3", {{"rope_theta", 10000}}, "rope_parameters of layer 0"},
-              {"olmo3",
-               {{"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}},
-               "the window of layer 0"},
-              {"ministral3",
-               {{"rope_parameters",
-                 {{"rope_type", "yarn"},
-                  {"factor", 4},
-                  {"rope_theta", 10000},
-                  {"attention_factor", 1.5},
-                  {"original_max_position_embeddings", 8}}}},
-               "attention_factor 1.5"},
-              {"gpt_oss", io::Json::object(), "swiglu_limit 1"},
-              {"gemma4_text", {{"vocab_size_per_layer_input", 128}}, "vocab_size_per_layer_input"},
-              {"granitemoe", io::Json::object(), "is not written"}};
+  } rows[] = {
+      {"qwen3_moe", {{"norm_topk_prob", false}}, "norm_topk_prob"},
+      {"qwen3_moe", {{"mlp_only_layers", {1}}}, "layer 1 without experts"},
+      {"qwen3_moe", {{"attention_bias", true}}, "attention_bias"},
+      {"glm4_moe", io::Json::object(), "experts in groups"},
+      {"gemma2", io::Json::object(), "query_pre_attn_scalar"},
+      {"gemma2", {{"query_pre_attn_scalar", 32}}, "a head that is not the embedding table"},
+      {"gemma3_text", {{"query_pre_attn_scalar", 32}}, "the window of layer 2"},
+      {"gemma3_text",
+       {{"query_pre_attn_scalar", 32}, {"sliding_window_pattern", 6}, {"rope_local_base_freq", 20000}},
+       "rope_local_base_freq"},
+      {"smollm3", {{"no_rope_layers", {1, 1, 1, 1}}}, "no_rope_layers of layer 3"},
+      {"olmoe", io::Json::object(), "fewer key than query heads"},
+      {"ernie4_5", io::Json::object(), "use_bias"},
+      {"qwen3_5_text", io::Json::object(), "linear_value_head_dim 32, where linear_key_head_dim is 16"},
+      {"olmo2", {{"tie_word_embeddings", true}}, "a head that is the embedding table"},
+      {"minimax_m2", {{"tie_word_embeddings", true}}, "a head that is the embedding table"},
+      {"olmo3", {{"rope_theta", 10000}}, "rope_parameters of layer 0"},
+      {"olmo3",
+       {{"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}},
+       "the window of layer 0"},
+      {"ministral3",
+       {{"rope_parameters",
+         {{"rope_type", "yarn"},
+          {"factor", 4},
+          {"rope_theta", 10000},
+          {"attention_factor", 1.5},
+          {"original_max_position_embeddings", 8}}}},
+       "attention_factor 1.5"},
+      {"gpt_oss", io::Json::object(), "swiglu_limit 1"},
+      {"gemma4_text", {{"vocab_size_per_layer_input", 128}}, "vocab_size_per_layer_input"},
+      {"gemma", io::Json::object(), "a head that is not the embedding table"},
+      {"dots1", {{"tie_word_embeddings", true}}, "a head that is the embedding table"},
+      {"dots1", {{"attention_bias", true}}, "attention_bias"},
+      {"dots1", io::Json::object(), "fewer key than query heads"},
+      {"glm", io::Json::object(), "head_dim"},
+      {"qwen2_vl_text", {{"rope_scaling", nullptr}}, "mrope_section that is not three parts of 8"},
+      {"qwen2_5_vl_text", {{"head_dim", 32}}, "head_dim"},
+      {"llama", {{"hidden_act", "gelu"}}, "hidden_act other than silu"},
+      {"gemma", {{"hidden_act", "silu"}, {"tie_word_embeddings", true}}, "hidden_act other than gelu"},
+      {"qwen3_next", {{"linear_key_head_dim", 32}, {"full_attention_interval", 1}}, "layer_types without a delta net"},
+      {"granitemoe", io::Json::object(), "is not written"}};
   for (const auto& row : rows) {
     const auto folder = folder_ / "refused";
     fs::remove_all(folder);

@@ -64,6 +64,19 @@ TEST_F(ContentsModules, HeadsThatTheOuterFileTies) {
   EXPECT_EQ(said(made), "");
 }
 
+/// Where the file around the text's is silent, some classes tie whatever that says, and some do not heed it.
+TEST_F(ContentsModules, HeadsOfTextsWhoseOuterFileIsSilent) {
+  auto made = test::made_mixture(Storage::bf16);
+  made.config.erase("tie_word_embeddings");
+  made.config["text_config"]["tie_word_embeddings"] = true;
+  EXPECT_EQ(said(made), "");  // a head of its own is there
+  for (const auto& name : made.names_with("lm_head")) made.tensors.erase(name);
+  made.config["text_config"]["tie_word_embeddings"] = false;
+  EXPECT_THAT(said(made), HasSubstr("lm_head.weight is missing"));
+  made.config["architectures"] = {"Mistral3ForConditionalGeneration"};
+  EXPECT_EQ(said(made), "");
+}
+
 /// Tokens that are read and never said, those of pictures.
 TEST_F(ContentsModules, TablesThatAreLongerThanTheHead) {
   auto made = test::made_mixture(Storage::bf16);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "checkpoint/dialect/config.h"
@@ -141,6 +142,35 @@ std::string gptq_format(const DialectSource& source) {
   return config_text(source, {"checkpoint_format", "format"}, "gptq");
 }
 
+namespace {
+
+constexpr std::string_view own_blocks = "model.layers", wrapped_blocks = "model.language_model.layers";
+
+/// In whose blocks all of these stand, "model.layers" or "model.language_model.layers"; nothing where they stand elsewhere,
+/// by names that transformers has no modules of, or where they are experts.
+std::optional<std::string> common_blocks(const std::vector<std::string>& names) {
+  constexpr std::string_view layers = ".layers.";
+  std::optional<std::string> common;
+  for (const auto& name : names) {
+    const size_t at = name.find(layers);
+    if (at == std::string::npos || name.find(".experts.") != std::string::npos) return std::nullopt;
+    const std::string blocks = name.substr(0, at + layers.size() - 1);
+    const bool known = blocks == own_blocks || blocks == wrapped_blocks;
+    if (!known || (common && *common != blocks)) return std::nullopt;
+    common = blocks;
+  }
+  return common;
+}
+
+/// Whether one is too narrow a part of a delta net to be packed by anybody.
+bool has_decays(const std::vector<std::string>& kept) {
+  return std::ranges::any_of(kept, [](const std::string& name) {
+    return name.ends_with(".in_proj_a") || name.ends_with(".in_proj_b") || name.ends_with(".in_proj_ba");
+  });
+}
+
+}  // namespace
+
 io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>& linears,
                        const std::vector<std::string>& kept) {
   const Described common = most_common(linears);
@@ -151,6 +181,7 @@ io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>
   for (const auto& name : with_fused(kept, packed)) {
     if (name != head) dynamic["-:" + exactly(name)] = io::Json::object();
   }
+  const bool leaves_some = !dynamic.empty(), decays = has_decays(kept);
   std::vector<std::pair<Described, std::vector<std::string>>> others;
   bool has_head = false;
   for (const auto& linear : linears) {
@@ -172,6 +203,14 @@ io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>
   json.update(setting_json(common));
   json["pack_dtype"] = "int32";
   json["lm_head"] = has_head;
+  // transformers' own loader finds plain models' layers by itself, and packs every linear in them but for these, whatever
+  // `dynamic` says.
+  std::erase(packed, head);
+  const auto blocks = common_blocks(packed);
+  if (leaves_some && blocks && (decays || *blocks == wrapped_blocks)) {
+    json["block_name_to_quantize"] = *blocks;
+    json["modules_in_block_to_quantize"] = io::Json::array({packed});
+  }
   if (!dynamic.empty()) json["dynamic"] = std::move(dynamic);
   json["meta"] = {{"quantizer", {"w4q"}}};
   return json;

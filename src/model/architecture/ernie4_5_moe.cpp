@@ -39,6 +39,7 @@ std::vector<Block> ernie4_5_moe_blocks(const ModelConfig& config, int64_t layer)
 
 constinit const ArchitectureRow ernie4_5_architecture = {.model_type = "ernie4_5",
                                                          .class_name = "Ernie4_5ForCausalLM",
+                                                         .sizes = {103424, 1024, 3072, 18, 16},
                                                          .kv_heads = 2,
                                                          .head_dim = 128,
                                                          .max_positions = 131072,
@@ -53,6 +54,7 @@ constinit const ArchitectureRow ernie4_5_architecture = {.model_type = "ernie4_5
 
 constinit const ArchitectureRow ernie4_5_moe_architecture = {.model_type = "ernie4_5_moe",
                                                              .class_name = "Ernie4_5_MoeForCausalLM",
+                                                             .sizes = {103424, 2560, 12288, 28, 20},
                                                              .kv_heads = 4,
                                                              .max_positions = 131072,
                                                              .rope_theta = 5e5,

@@ -155,6 +155,7 @@ constinit const ArchitectureRow gemma4_architecture = {
     .model_type = "gemma4_text",
     .class_name = "Gemma4ForCausalLM",
     .wrappers = {"Gemma4ForConditionalGeneration"},
+    .sizes = {262144, 2304, 9216, 30, 8},
     .kv_heads = 4,
     .head_dim = 256,
     .max_positions = 131072,

@@ -29,6 +29,7 @@ std::vector<Block> glm4_blocks(const ModelConfig& config, int64_t layer) {
 
 constinit const ArchitectureRow glm4_architecture = {.model_type = "glm4",
                                                      .class_name = "Glm4ForCausalLM",
+                                                     .sizes = {151552, 4096, 13696, 40, 32},
                                                      .kv_heads = 2,
                                                      .head_dim = 128,
                                                      .max_positions = 131072,
@@ -42,6 +43,7 @@ constinit const ArchitectureRow glm4_architecture = {.model_type = "glm4",
 
 constinit const ArchitectureRow glm_architecture = {.model_type = "glm",
                                                     .class_name = "GlmForCausalLM",
+                                                    .sizes = {151552, 4096, 13696, 40, 32},
                                                     .kv_heads = 2,
                                                     .head_dim = 128,
                                                     .max_positions = 131072,
@@ -49,6 +51,7 @@ constinit const ArchitectureRow glm_architecture = {.model_type = "glm",
                                                     .rms_norm_eps = 1.5625e-7,
                                                     .biases_attention = true,
                                                     .attention_bias = BiasRule::stated,
+                                                    .gguf = "chatglm",
                                                     .read = read_glm4,
                                                     .blocks = glm_blocks};
 
@@ -57,11 +60,12 @@ constinit const ArchitectureRow glm4v_architecture = {
     .model_type = "glm4v_text",
     .class_name = "Glm4vTextModel",
     .wrappers = {"Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration"},
+    .sizes = {151552, 4096, 13696, 40, 32},
     .kv_heads = 2,
     .max_positions = 32768,
-    .partial_rotary_factor = 0.5,
     .rms_norm_eps = 1e-5,
     .text_mrope = true,
+    .gguf = "glm4",
     .read = read_glm4v,
     .blocks = glm4_blocks};
 

@@ -49,6 +49,7 @@ std::vector<Block> glm4_moe_blocks(const ModelConfig& config, int64_t layer) {
 
 constinit const ArchitectureRow glm4_moe_architecture = {.model_type = "glm4_moe",
                                                          .class_name = "Glm4MoeForCausalLM",
+                                                         .sizes = {151552, 4096, 10944, 46, 96},
                                                          .kv_heads = 8,
                                                          .max_positions = 131072,
                                                          .partial_rotary_factor = 0.5,
@@ -63,6 +64,7 @@ constinit const ArchitectureRow glm4_moe_architecture = {.model_type = "glm4_moe
 constinit const ArchitectureRow glm4v_moe_architecture = {.model_type = "glm4v_moe_text",
                                                           .class_name = "Glm4vMoeTextModel",
                                                           .wrappers = {"Glm4vMoeForConditionalGeneration"},
+                                                          .sizes = {151424, 4096, 10944, 46, 96},
                                                           .kv_heads = 8,
                                                           .max_positions = 65536,
                                                           .partial_rotary_factor = 0.5,
@@ -70,15 +72,19 @@ constinit const ArchitectureRow glm4v_moe_architecture = {.model_type = "glm4v_m
                                                           .biases_attention = true,
                                                           .attention_bias = BiasRule::stated,
                                                           .text_mrope = true,
+                                                          .gguf = "glm4moe",
+                                                          .gguf_mlp_norm = "post_attention_norm",
                                                           .read = read_glm4_moe,
                                                           .blocks = glm4_moe_blocks};
 
 constinit const ArchitectureRow dots1_architecture = {.model_type = "dots1",
                                                       .class_name = "Dots1ForCausalLM",
+                                                      .sizes = {152064, 4608, 10944, 62, 32},
                                                       .kv_heads = 32,
                                                       .max_positions = 2048,
                                                       .attention_bias = BiasRule::stated,
                                                       .qk_norm = true,
+                                                      .gguf = "dots1",
                                                       .read = read_dots1,
                                                       .blocks = glm4_moe_blocks};
 

@@ -37,6 +37,7 @@ std::vector<Block> gpt_oss_blocks(const ModelConfig& config, int64_t layer) {
 constinit const ArchitectureRow gpt_oss_architecture = {
     .model_type = "gpt_oss",
     .class_name = "GptOssForCausalLM",
+    .sizes = {201088, 2880, 2880, 36, 64},
     .kv_heads = 8,
     .head_dim = 64,
     .max_positions = 131072,

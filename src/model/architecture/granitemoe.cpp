@@ -32,6 +32,7 @@ std::vector<Block> granitemoe_blocks(const ModelConfig& config, int64_t layer) {
 
 constinit const ArchitectureRow granite_architecture = {.model_type = "granite",
                                                         .class_name = "GraniteForCausalLM",
+                                                        .sizes = {32000, 4096, 11008, 32, 32},
                                                         .max_positions = 2048,
                                                         .bos_token = 1,
                                                         .eos_token = 2,
@@ -44,6 +45,7 @@ constinit const ArchitectureRow granite_architecture = {.model_type = "granite",
 
 constinit const ArchitectureRow granitemoe_architecture = {.model_type = "granitemoe",
                                                            .class_name = "GraniteMoeForCausalLM",
+                                                           .sizes = {32000, 4096, 11008, 32, 32},
                                                            .max_positions = 2048,
                                                            .attention_bias = BiasRule::stated,
                                                            .end_of_stack = ".weight",

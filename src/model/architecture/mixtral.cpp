@@ -36,6 +36,7 @@ std::vector<Block> minimax_m2_blocks(const ModelConfig& config, int64_t layer) {
 
 constinit const ArchitectureRow mixtral_architecture = {.model_type = "mixtral",
                                                         .class_name = "MixtralForCausalLM",
+                                                        .sizes = {32000, 4096, 14336, 32, 32},
                                                         .kv_heads = 8,
                                                         .max_positions = 131072,
                                                         .rope_theta = 1e6,
@@ -49,6 +50,7 @@ constinit const ArchitectureRow mixtral_architecture = {.model_type = "mixtral",
 
 constinit const ArchitectureRow minimax_m2_architecture = {.model_type = "minimax_m2",
                                                            .class_name = "MiniMaxM2ForCausalLM",
+                                                           .sizes = {200064, 3072, 1536, 62, 48},
                                                            .kv_heads = 8,
                                                            .head_dim = 128,
                                                            .max_positions = 196608,

@@ -65,6 +65,7 @@ void read_exaone4(const ConfigReader& reader, ModelConfig& config) {
 
 constinit const ArchitectureRow olmo2_architecture = {.model_type = "olmo2",
                                                       .class_name = "Olmo2ForCausalLM",
+                                                      .sizes = {50304, 4096, 11008, 32, 32},
                                                       .max_positions = 2048,
                                                       .rms_norm_eps = 1e-5,
                                                       .attention_bias = BiasRule::stated,
@@ -75,6 +76,7 @@ constinit const ArchitectureRow olmo2_architecture = {.model_type = "olmo2",
 
 constinit const ArchitectureRow olmo3_architecture = {.model_type = "olmo3",
                                                       .class_name = "Olmo3ForCausalLM",
+                                                      .sizes = {50304, 4096, 11008, 32, 32},
                                                       .max_positions = 2048,
                                                       .rope_theta = 5e5,
                                                       .rms_norm_eps = 1e-5,
@@ -88,6 +90,7 @@ constinit const ArchitectureRow olmo3_architecture = {.model_type = "olmo3",
 
 constinit const ArchitectureRow exaone4_architecture = {.model_type = "exaone4",
                                                         .class_name = "Exaone4ForCausalLM",
+                                                        .sizes = {102400, 4096, 16384, 32, 32},
                                                         .max_positions = 2048,
                                                         .rms_norm_eps = 1e-5,
                                                         .qk_norm = true,

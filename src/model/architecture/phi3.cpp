@@ -14,6 +14,7 @@ std::vector<Block> phi3_blocks(const ModelConfig& config, int64_t layer) {
 
 constinit const ArchitectureRow phi3_architecture = {.model_type = "phi3",
                                                      .class_name = "Phi3ForCausalLM",
+                                                     .sizes = {32064, 3072, 8192, 32, 32},
                                                      .max_positions = 4096,
                                                      .original_positions = 4096,
                                                      .rms_norm_eps = 1e-5,

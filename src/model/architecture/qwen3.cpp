@@ -4,6 +4,7 @@ namespace w4q::model {
 
 constinit const ArchitectureRow qwen3_architecture = {.model_type = "qwen3",
                                                       .class_name = "Qwen3ForCausalLM",
+                                                      .sizes = {151936, 4096, 22016, 32, 32},
                                                       .kv_heads = 32,
                                                       .head_dim = 128,
                                                       .max_positions = 32768,

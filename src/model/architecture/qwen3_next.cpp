@@ -23,6 +23,7 @@ std::vector<Block> qwen3_next_blocks(const ModelConfig& config, int64_t layer) {
 
 constinit const ArchitectureRow qwen3_next_architecture = {.model_type = "qwen3_next",
                                                            .class_name = "Qwen3NextForCausalLM",
+                                                           .sizes = {151936, 2048, 5632, 48, 16},
                                                            .kv_heads = 2,
                                                            .head_dim = 256,
                                                            .max_positions = 32768,

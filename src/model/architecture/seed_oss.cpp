@@ -13,6 +13,7 @@ void read_seed_oss(const ConfigReader& reader, ModelConfig& config) {
 
 constinit const ArchitectureRow seed_oss_architecture = {.model_type = "seed_oss",
                                                          .class_name = "SeedOssForCausalLM",
+                                                         .sizes = {155136, 4096, 27648, 64, 80},
                                                          .kv_heads = 8,
                                                          .head_dim = 128,
                                                          .max_positions = 524288,

@@ -31,6 +31,7 @@ void read_smollm3(const ConfigReader& reader, ModelConfig& config) {
 
 constinit const ArchitectureRow smollm3_architecture = {.model_type = "smollm3",
                                                         .class_name = "SmolLM3ForCausalLM",
+                                                        .sizes = {128256, 2048, 11008, 36, 16},
                                                         .kv_heads = 4,
                                                         .max_positions = 32768,
                                                         .rope_theta = 2e6,

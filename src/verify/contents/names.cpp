@@ -203,11 +203,20 @@ void missing_layers(const StoredContents& contents, ContentsFindings& findings) 
   }
 }
 
+/// Models that see whose head is tied unless the file's top says otherwise, whatever text_config does.
+constexpr std::string_view tied_wrappers[] = {"Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration",
+                                              "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration"};
+
 /// Of a model that is wrapped the file's top decides, where it says anything.
 bool is_untied(const StoredContents& contents) {
   constexpr const char* key = "tie_word_embeddings";
   const io::Json& config = contents.config();
   const bool top = config.is_object() && config.contains(key) && config[key].is_boolean();
+  const io::Json& classes = contents.stated({"architectures"});
+  const auto wraps = [&](std::string_view name) {
+    return classes.is_array() && !classes.empty() && classes[0] == name;
+  };
+  if (!top && std::ranges::any_of(tied_wrappers, wraps)) return false;
   const io::Json& tied = top ? config[key] : contents.stated({key});
   return tied.is_boolean() && !tied.get<bool>();
 }

@@ -168,18 +168,14 @@ void ends_of_model(const StoredContents& contents, ContentsFindings& findings) {
   if (normed && !ended) findings.fault("the norm behind the last layer", "is missing, though layers have norms");
 }
 
-/// A head that is stored although config.json says that the embeddings are the head must be these.
+/// A head that is stored although config.json says that the embeddings are the head must be these. What a text_config says
+/// of it by itself some classes heed and some do not.
 void tied_head(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr const char* key = "tie_word_embeddings";
   const io::Json& config = contents.config();
-  bool tied = false;
+  const bool tied = config.is_object() && config.contains(key) && config[key].is_boolean() && config[key].get<bool>();
   const auto text = config.find("text_config");
-  for (const io::Json* object : {&config, text != config.end() && text->is_object() ? &*text : nullptr}) {
-    if (object == nullptr) continue;
-    const auto found = object->find("tie_word_embeddings");
-    if (found == object->end() || !found->is_boolean()) continue;
-    if (!found->get<bool>()) return;
-    tied = true;
-  }
+  if (text != config.end() && text->is_object() && text->contains(key) && (*text)[key] == false) return;
   const auto& tensors = contents.tensors();
   if (!tied) return;
   std::vector<std::string> heads, tables;
