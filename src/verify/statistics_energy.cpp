@@ -628,8 +628,82 @@ RowOrders row_orders(const model::OpenedModel& model) {
   return orders;
 }
 
+namespace {
+
+/// How far rows of queries a quarter of a head apart, within its halves, differ in size: over what any two rows of a head do,
+/// as stored and as they stood if halves had been taken for neighbours and sorted.
+struct QuarterApart {
+  double stored = 0, unsorted = 0;
+};
+
+/// `rows`: logarithms, of whole heads of `width`.
+std::optional<QuarterApart> quarter_apart(std::span<const double> rows, size_t width) {
+  QuarterApart found;
+  double spread = 0, pairs = 0;
+  for (size_t head = 0; head + width <= rows.size(); head += width) {
+    const auto of_head = rows.subspan(head, width);
+    if (!std::ranges::all_of(of_head, [](double row) { return std::isfinite(row); })) return std::nullopt;
+    const double mean = std::accumulate(of_head.begin(), of_head.end(), 0.0) / static_cast<double>(width);
+    for (const double row : of_head) spread += (row - mean) * (row - mean);
+    // Row i of halves that were neighbours stood at 2i, of the second half at 2i + 1.
+    const auto before = [&](size_t at) { return of_head[at % 2 * (width / 2) + at / 2]; };
+    for (size_t half = 0; half < width; half += width / 2) {
+      for (size_t i = half; i < half + width / 4; ++i) {
+        const double stored = of_head[i] - of_head[i + width / 4], unsorted = before(i) - before(i + width / 4);
+        found.stored += stored * stored, found.unsorted += unsorted * unsorted, pairs += 1;
+      }
+    }
+  }
+  if (!(spread > 0)) return std::nullopt;
+  const double usual = 2 * spread / static_cast<double>(rows.size());
+  found.stored /= pairs * usual, found.unsorted /= pairs * usual;
+  return found;
+}
+
+/// Rows turn by angles that grow from one to the next, half a head long, and sizes change with them: rows a quarter of a head
+/// apart differ more than any two do. Where halves were taken for neighbours and sorted, those that turn together stand so,
+/// and hardly differ; neighbours agree then as halves did, so that no relation to the keys says it.
+std::string sorted_twice(const LayerGroups& groups, const RowOrders& orders, const AllEnergies& energies) {
+  constexpr size_t fewest_layers = 4, fewest_rows = 1024;
+  constexpr double together = 0.85, apart = 1.15, most_layers = 0.75;
+  const auto width = static_cast<size_t>(std::max<int64_t>(0, orders.head_dim));
+  if (orders.neighbours || width < 16 || width % 4 != 0) return {};
+  size_t layers = 0, turned = 0, rows = 0;
+  QuarterApart sum;
+  std::string first;
+  for (const auto& layer : groups) {
+    for (const auto& group : layer) {
+      for (const auto& linear : group.linears) {
+        const auto found = energies.find(linear.name);
+        if (linear.role != model::Role::query || found == energies.end()) continue;
+        const Energies& queries = found->second;
+        if (std::ssize(queries.rows) != queries.n || queries.rows.size() % width != 0) continue;
+        const auto here = quarter_apart(queries.rows, width);
+        if (!here) continue;
+        if (first.empty()) first = linear.name;
+        ++layers, turned += here->stored < here->unsorted, rows += queries.rows.size();
+        sum.stored += here->stored, sum.unsorted += here->unsorted;
+      }
+    }
+  }
+  if (layers < fewest_layers || rows < fewest_rows) return {};
+  const auto count = static_cast<double>(layers);
+  if (sum.stored > together * count || sum.unsorted < apart * count) return {};
+  if (static_cast<double>(turned) < most_layers * count) return {};
+  return concat(
+      printable(first), ": its rows, and those of all layers, a quarter of a head apart differ in size by ",
+      fixed(sum.stored / count, 2), " times what any two of a head do, by ", fixed(sum.unsorted / count, 2),
+      " times with halves and neighbours exchanged, as sound ones do: heads were sorted for neighbours that turn ",
+      "together, and they were halves");
+}
+
+}  // namespace
+
 EnergyReport check_energies(const LayerGroups& groups, const RowOrders& orders, const AllEnergies& energies) {
-  return EnergyCheck(groups, orders, energies).run();
+  EnergyReport report = EnergyCheck(groups, orders, energies).run();
+  if (std::string fault = sorted_twice(groups, orders, energies); !fault.empty())
+    report.faults.push_back(std::move(fault));
+  return report;
 }
 
 }  // namespace w4q::verify
