@@ -176,15 +176,19 @@ bool is_stored_as(const StoredContents& contents, const StoredLinear& linear, st
          contents.tensors().at(linear.codes).dtype == row->dtype;
 }
 
-/// The format of a group goes before that of all; where there is one group, the two are one.
+/// The format of a group goes before that of all; where there is one group, the two are one. Programs choose the reader of
+/// all linears by it.
 void formats_of_groups(const StoredContents& contents, ContentsFindings& findings) {
   const io::Json& quantization = contents.quantization();
   if (!has_method(quantization, "compressed-tensors")) return;
   const auto packed = packed_linears(contents);
   const auto groups = groups_of_weights(quantization);
-  if (packed.empty() || groups.size() != 1) return;
-  const io::Json of_all = quantization.value("format", io::Json()), own = groups[0].group.value("format", io::Json());
-  if (of_all.is_null() && own.is_null())
+  if (packed.empty()) return;
+  const bool several = std::ranges::any_of(groups, [](const auto& one) { return one.group.contains("format"); });
+  if (groups.size() != 1 && several) return;
+  const io::Json of_all = quantization.value("format", io::Json()),
+                 own = groups.size() == 1 ? groups[0].group.value("format", io::Json()) : io::Json();
+  if (of_all.is_null() && own.is_null() && !groups.empty())
     return findings.fault("config.json", concat("has no format beside its config_groups, although ",
                                                 printable(packed.front()->codes), " is packed: readers need it"));
   if (own.is_string() && of_all.is_string() && own != of_all && of_all != "mixed-precision")
@@ -194,9 +198,10 @@ void formats_of_groups(const StoredContents& contents, ContentsFindings& finding
   if (!stated.is_string()) return;
   const auto format = stated.get<std::string>();
   const auto is_otherwise = [&](const StoredLinear* linear) { return !is_stored_as(contents, *linear, format); };
-  if (std::ranges::all_of(packed, is_otherwise))
-    findings.fault("config.json", concat("says \"format\": ", printable(stated.dump()), ", but nothing is stored so: ",
-                                         printable(packed.front()->codes), " is there"));
+  if (!std::ranges::all_of(packed, is_otherwise)) return;
+  const std::string& other = packed.front()->codes;
+  findings.fault("config.json", concat("says \"format\": ", printable(stated.dump()), ", but nothing is stored so: ",
+                                       printable(other), " is ", dtype_name(contents.tensors().at(other).dtype)));
 }
 
 // ---- what codes are ----
