@@ -391,12 +391,12 @@ FarZeros BlockSample::far_zeros() const {
   const bool asked = weight_.scheme.family == SchemeFamily::integer && weight_.scheme.asymmetric;
   if (!asked || weight_.scheme.bits < 4 || weight_.k < 64 * groups_ || deviations_.size() < 256) return {};
   const auto groups = static_cast<size_t>(groups_);
-  const double far = 0.3 * ((1 << weight_.scheme.bits) - 1);
+  const double least_steps_away = 0.3 * ((1 << weight_.scheme.bits) - 1);
   FarZeros found{.steps = INFINITY};
   for (size_t at = 0; at < deviations_.size(); ++at) {
     if (std::isnan(deviations_[at]) || !reaches_both_ends(at)) continue;
     const double steps = std::abs(means_[at] - zeros_[at]);
-    if (steps < far) {
+    if (steps < least_steps_away) {
       found.others = std::max(found.others, steps);
       continue;
     }
@@ -1352,12 +1352,12 @@ class BlockJudge {
   static std::string far_zeros_fault(const BlockSubject& subject) {
     constexpr int64_t most = 8;  // of a word
     constexpr double times_others = 1.6;
-    const FarZeros& far = subject.figures.far_zeros;
-    if (far.groups == 0 || far.groups > most || far.steps < times_others * far.others) return {};
+    const FarZeros& zeros = subject.figures.far_zeros;
+    if (zeros.groups == 0 || zeros.groups > most || zeros.steps < times_others * zeros.others) return {};
     if (!has_many_values(subject.figures)) return {};
-    return concat("the zero point of row ", far.row, ", group ", far.group, " is ", fixed(far.steps, 1),
+    return concat("the zero point of row ", zeros.row, ", group ", zeros.group, " is ", fixed(zeros.steps, 1),
                   " steps and more from the mean of its codes, which reach both ends of their range; of all others ",
-                  "that reach them it is ", fixed(far.others, 1), " at most");
+                  "that reach them it is ", fixed(zeros.others, 1), " at most");
   }
 
   std::span<const BlockSubject> all_;
