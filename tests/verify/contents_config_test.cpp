@@ -42,6 +42,16 @@ TEST_F(ContentsConfig, NumbersAreInTheirRanges) {
   EXPECT_EQ(said_with("rope_theta", nullptr), "");
 }
 
+TEST_F(ContentsConfig, RotationsAndTypes) {
+  EXPECT_THAT(said_with("rope_scaling", {{"rope_type", "linear"}, {"factor", 0.25}}), HasSubstr("by 1 and more"));
+  EXPECT_EQ(said_with("rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}), "");
+  io::Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  EXPECT_THAT(said_with("rope_scaling", yarn), HasSubstr("has yarn without original_max_position_embeddings"));
+  yarn["original_max_position_embeddings"] = 4096;
+  EXPECT_EQ(said_with("rope_scaling", yarn), "");
+  EXPECT_THAT(said_with("dtype", "int8"), HasSubstr("but all weights are floats"));
+}
+
 TEST_F(ContentsConfig, ClassAndTypeAgree) {
   auto made = test::made_mixture(Storage::bf16);
   made.config["architectures"] = {"LlamaForCausalLM"};

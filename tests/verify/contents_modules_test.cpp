@@ -188,6 +188,13 @@ void repeat_first(MadeCheckpoint& made, int layer) {
   }
 }
 
+/// The first half of a router's rows in the place of the second.
+void repeat_router(MadeCheckpoint& made, int layer) {
+  auto& bytes = made.tensors.at(concat(text_layer, layer, ".mlp.gate.weight")).bytes;
+  const auto half = bytes.begin() + static_cast<std::ptrdiff_t>(bytes.size() / 2);
+  std::copy(bytes.begin(), half, half);
+}
+
 TEST_F(ContentsModules, OneMixtureOfOneExpert) {
   for (const Storage storage : {Storage::int4, Storage::bf16, Storage::nvfp4}) {
     auto made = deep_mixture(storage);
@@ -199,6 +206,33 @@ TEST_F(ContentsModules, OneMixtureOfOneExpert) {
     for (int layer = 0; layer < 6; ++layer) repeat_first(made, layer);
     EXPECT_THAT(said(made), Not(HasSubstr("holds the codes of"))) << test::to_string(storage);
   }
+}
+
+/// The experts of one of two ranks, twice in all layers: their routers tell them apart.
+TEST_F(ContentsModules, ExpertsOfOneRankTwice) {
+  for (const Storage storage : {Storage::int4, Storage::bf16, Storage::nvfp4}) {
+    auto made = deep_mixture(storage);
+    for (int layer = 0; layer < 6; ++layer) {
+      const std::string experts = concat(text_layer, layer, ".mlp.experts.");
+      for (const int expert : {0, 1}) {
+        for (const auto& name : made.names_with(concat(experts, expert, "."))) {
+          std::string other = name;
+          made.tensors[other.replace(experts.size(), 1, std::to_string(expert + 2))] = made.tensors.at(name);
+        }
+      }
+    }
+    EXPECT_THAT(said(made), HasSubstr("layers.3.mlp.experts.2.down_proj holds the codes of"))
+        << test::to_string(storage);
+    // With the rows of their router a mixture was made of them.
+    for (int layer = 0; layer < 6; ++layer) repeat_router(made, layer);
+    EXPECT_THAT(said(made), Not(HasSubstr("holds the codes of"))) << test::to_string(storage);
+  }
+}
+
+TEST_F(ContentsModules, RowsOfARouterTwice) {
+  auto made = deep_mixture(Storage::bf16);
+  repeat_router(made, 2);
+  EXPECT_THAT(said(made), HasSubstr("layers.2.mlp.gate has the rows of the first half of its experts twice"));
 }
 
 /// A fifth of the blocks of a layer's experts, with their scales.

@@ -92,6 +92,31 @@ TEST(Directions, HeadsInAnotherOrder) {
   EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("layers.3.self_attn.o_proj: its heads point along")));
 }
 
+/// As of a file whose heads a program put into halves that were halves already.
+TEST(Directions, HeadsSortedTwice) {
+  auto made = trained("w4q-llama-tiny");
+  for (int layer = 0; layer < 4; ++layer) {
+    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj"}) {
+      reorder_rows(made, linear(layer, name),
+                   [](size_t row, size_t) { return row / 64 * 64 + row % 32 * 2 + row % 64 / 32; });
+    }
+  }
+  EXPECT_THAT(statistics_faults(made),
+              Contains(HasSubstr("layers.0.self_attn.q_proj: its rows, and those of all layers")));
+}
+
+/// As of a folder that keeps the order of a GGUF file: neither by relations to keys, which were sorted along.
+TEST(Directions, HeadsSortedForNeighbours) {
+  auto made = trained("w4q-llama-tiny");
+  for (int layer = 0; layer < 4; ++layer) {
+    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj"}) {
+      reorder_rows(made, linear(layer, name),
+                   [](size_t row, size_t) { return row / 64 * 64 + row % 2 * 32 + row % 64 / 2; });
+    }
+  }
+  EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("neighbours turn together, by config.json halves do")));
+}
+
 /// Behind norms of queries and keys, which take sizes away.
 TEST(Directions, KeysSortedForAnotherPairing) {
   auto made = trained("w4q-mixture-tiny");

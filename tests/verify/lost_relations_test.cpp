@@ -1,6 +1,10 @@
 // A relation of codes and scales that all weights of a role have lost, or all of a file, with nothing beside them that has it.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
 #include "support.h"
 #include "verify/statistics/blocks.h"
 
@@ -76,6 +80,57 @@ TEST(LostRelations, OfZeroPoints) {
   for (auto& one : all) one.scheme = "int4-g128-f16-asym 0", one.figures.zeros = {0.02, 0.05};
   EXPECT_THAT(block_faults(all), Each(HasSubstr("zero points do not belong")));
   for (auto& one : all) one.figures.zeros.value = 0.9;
+  EXPECT_THAT(block_faults(all), IsEmpty());
+}
+
+// ---- zero points and codes that a whole role has lost ----
+
+TEST(LostZeros, OfSymmetricWeights) {
+  auto all = file_of([](int, std::string_view) { return 0.9; }, 0.01);
+  for (auto& one : all) one.figures.even_zeros = {.even = true, .zero = 8, .ratio = 1.4, .ends = 1};
+  EXPECT_THAT(block_faults(all), IsEmpty());  // clipped, they lean by chance alone
+  for (auto& one : all) one.figures.even_zeros = {.even = true, .zero = 8, .ratio = 5, .ends = 0.9};
+  EXPECT_THAT(block_faults(all), IsEmpty());  // those that lean do not reach both ends
+  for (auto& one : all) one.figures.even_zeros.ends = 1;
+  EXPECT_THAT(block_faults(all), Each(HasSubstr("their zero points are lost")));
+}
+
+TEST(LostZeros, AtOneEnd) {
+  auto all = file_of([](int, std::string_view) { return 0.9; }, 0.01);
+  for (auto& one : all) one.figures.even_zeros = {.even = true, .zero = 0, .ratio = 5, .ends = 1};
+  EXPECT_THAT(block_faults(all), IsEmpty());  // as many there as anywhere
+  for (auto& one : all) {
+    for (size_t code = 0; code < 16; ++code)
+      one.figures.histogram[code] = std::exp(-0.5 * std::pow((static_cast<double>(code) - 7.5) / 3, 2)) / 7.4;
+  }
+  EXPECT_THAT(block_faults(all), Each(HasSubstr("all its zero points are 0, at the end of the range")));
+  for (auto& one : all) std::ranges::sort(one.figures.histogram, std::greater<>());  // of one sign
+  EXPECT_THAT(block_faults(all), IsEmpty());
+}
+
+TEST(LostZeros, OfOneWord) {
+  auto all = file_of([](int, std::string_view) { return 0.9; }, 0.01);
+  all[3].figures.far_zeros = {.groups = 2, .row = 5, .group = 1, .steps = 5, .others = 2};
+  const auto faults = block_faults(all);
+  EXPECT_THAT(faults, SizeIs(1));
+  EXPECT_THAT(faults, Each(HasSubstr("the zero point of row 5, group 1 is 5.0 steps")));
+  all[3].figures.far_zeros.others = 4;
+  EXPECT_THAT(block_faults(all), IsEmpty());
+}
+
+TEST(LostCodes, OfOneValue) {
+  auto all = file_of([](int, std::string_view) { return 0.9; }, 0.01);
+  for (auto& one : all) one.figures.one_value = 200;
+  EXPECT_THAT(block_faults(all), Each(HasSubstr("in 200 of 512 blocks, although their scales differ")));
+  for (auto& one : all) one.figures.one_value = 40;
+  EXPECT_THAT(block_faults(all), IsEmpty());
+}
+
+TEST(LostSigns, OfAllScales) {
+  auto all = file_of([](int, std::string_view) { return 0.9; }, 0.01);
+  for (auto& one : all) one.figures.negative = one.figures.scales = 512;
+  EXPECT_THAT(block_faults(all), Each(HasSubstr("all its 512 scales are negative")));
+  for (auto& one : all) one.figures.negative = 256;
   EXPECT_THAT(block_faults(all), IsEmpty());
 }
 

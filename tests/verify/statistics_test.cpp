@@ -255,6 +255,36 @@ TEST(StatisticsOfSoundFolders, SayNothing) {
   }
 }
 
+/// A weight in groups of 128, packed by rounding.
+formats::PackedWeight packed_integers(const char* scheme_name, float size) {
+  const int64_t n = 64, k = 512;
+  std::vector<float> values(static_cast<size_t>(n * k));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = size * static_cast<float>(random_normal(9, i));
+  const auto scheme = formats::parse_scheme(scheme_name);
+  const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
+  return quantize::rounding_quantizer(scheme).run(view, scheme, {}).weight;
+}
+
+TEST(BlockFigures, ZeroPointsThatFollowTheirGroups) {
+  const auto packed = packed_integers("int4-g128-f16-asym", 0.02f);
+  const BlockSample sample(packed);
+  EXPECT_FALSE(sample.even_zeros().even);
+  EXPECT_EQ(sample.far_zeros().groups, 0);
+  EXPECT_LT(sample.far_zeros().others, 2.3);
+  const auto symmetric = packed_integers("int4-g128-f16", 0.02f);
+  const auto even = BlockSample(symmetric).even_zeros();
+  EXPECT_TRUE(even.even);
+  EXPECT_LT(even.ratio, 1.5);
+  EXPECT_LT(even.ends, 0.9);
+  EXPECT_EQ(BlockSample(symmetric).one_value_blocks(), 0);
+}
+
+/// A power of two may stand in the table in the place of the scales: codes that differ do so in tables of any size.
+TEST(BlockFigures, TablesOfSmallWeights) {
+  const auto packed = packed_integers("kbit3-b32-e4m4", 1e-4f);
+  EXPECT_EQ(figures_of(packed).constant, 0);
+}
+
 /// Rows into which large scales were folded leave others next to E4M3's smallest, too coarse for a block's largest weight.
 TEST(BlockFigures, CoarseScalesLeaveBlocksWithoutAnEnd) {
   const int64_t n = 64, k = 512;

@@ -88,6 +88,30 @@ TEST_F(TensorRows, OneRankTwice) {
   expect(up_proj(1), "48 of 96 rows stand there already, row 48 is row 0 again");
 }
 
+TEST_F(TensorRows, OneRankTwiceInAllLayers) {
+  for (int64_t layer = 0; layer < layers; ++layer)
+    std::ranges::copy(rows(up_proj(layer), 0, n / 2), rows(up_proj(layer), n / 2, n).begin());
+  EXPECT_THAT(faults(), ::testing::AllOf(::testing::SizeIs(layers), ::testing::Each(HasSubstr("in all of its role"))));
+  // Heads of keys are repeated for as many ranks.
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    auto moved = made_.tensors.extract(up_proj(layer));
+    moved.key() = concat("model.layers.", layer, ".self_attn.k_proj.weight");
+    made_.tensors.insert(std::move(moved));
+  }
+  EXPECT_THAT(faults(), IsEmpty());
+}
+
+TEST_F(TensorRows, NothingInAnyLayer) {
+  for (int64_t layer = 0; layer < layers; ++layer) std::ranges::fill(bytes(up_proj(layer)), std::byte{0});
+  EXPECT_THAT(faults(),
+              ::testing::AllOf(::testing::SizeIs(layers), ::testing::Each(HasSubstr("as all of its role are"))));
+}
+
+TEST_F(TensorRows, ATableOfNothing) {
+  std::ranges::fill(bytes(table), std::byte{0});
+  expect(table, "is zero throughout: it was never loaded");
+}
+
 /// As codes of inputs are that say next to nothing beside their group's.
 TEST_F(TensorRows, MayBeAlikeAtAnyDistance) {
   for (int64_t row = 3; row < n; row += 2)

@@ -194,6 +194,11 @@ TEST_F(TokenizerRung, NamesWhatCannotBeGenerated) {
   expect_alone("generation_config.json: top_p is 2.0, expected from 0 to 1");
   change("generation_config.json", [](io::Json& json) {
     json.erase("pad_token_id"), json.erase("top_p");
+    json["temperature"] = 0, json["do_sample"] = true;
+  });
+  expect_alone("generation_config.json: temperature is 0 beside do_sample");
+  change("generation_config.json", [](io::Json& json) {
+    json.erase("temperature"), json.erase("do_sample");
     json["eos_token_id"] = 1022;
   });
   expect_alone("eos_token_id is 1022, which is config.json's bos_token_id");

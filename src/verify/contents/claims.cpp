@@ -176,39 +176,6 @@ void targets_of_groups(const StoredContents& contents, ContentsFindings& finding
   }
 }
 
-/// Of formats with one way to store codes: the tensor that has them, and its type.
-struct StoredAs {
-  std::string_view format, suffix;
-  DType dtype;
-};
-constexpr StoredAs stored_formats[] = {
-    {"pack-quantized", ".weight_packed", DType::i32},      {"nvfp4-pack-quantized", ".weight_packed", DType::u8},
-    {"mxfp4-pack-quantized", ".weight_packed", DType::u8}, {"float-quantized", ".weight", DType::f8_e4m3},
-    {"mxfp8-quantized", ".weight", DType::f8_e4m3},        {"int-quantized", ".weight", DType::i8}};
-
-/// Programs choose the reader of all linears by the format.
-void stated_format(const StoredContents& contents, ContentsFindings& findings) {
-  const io::Json& quantization = contents.quantization();
-  if (!quantization.is_object() || quantization.value("quant_method", io::Json()) != "compressed-tensors") return;
-  const io::Json format = quantization.value("format", io::Json());
-  if (!format.is_string()) return;
-  const auto groups = quantization.value("config_groups", io::Json());
-  const bool own = groups.is_object() && std::ranges::any_of(groups, [](const io::Json& group) {
-                     return group.is_object() && group.contains("format") && group["format"].is_string();
-                   });
-  const auto stated = std::ranges::find(stored_formats, format.get<std::string>(), &StoredAs::format);
-  if (own || stated == std::end(stored_formats)) return;
-  std::string other;
-  for (const auto& linear : contents.linears()) {
-    if (linear.kind == StoredLinear::Kind::plain || linear.codes.empty()) continue;
-    if (linear.codes.ends_with(stated->suffix) && contents.tensors().at(linear.codes).dtype == stated->dtype) return;
-    if (other.empty()) other = linear.codes;
-  }
-  if (!other.empty())
-    findings.fault("config.json", concat("says \"format\": ", printable(format.dump()), ", but nothing is stored so: ",
-                                         printable(other), " is ", dtype_name(contents.tensors().at(other).dtype)));
-}
-
 /// Scales of inputs that were measured stand beside every linear whose group says so.
 void promised_inputs(const StoredContents& contents, ContentsFindings& findings) {
   const io::Json& quantization = contents.quantization();
@@ -346,7 +313,6 @@ constexpr ContentsRule rules[] = {
     {"symmetric agrees with the zero points", false, symmetry_of_groups},
     {"lists name modules", false, lists_of_modules},
     {"groups have what they name", false, targets_of_groups},
-    {"codes are stored in the format that is stated", false, stated_format},
     {"inputs have the scales that are promised", false, promised_inputs},
     {"scales of the cache are there", false, promised_cache},
     {"scales of the cache are those of a cache", false, sound_cache},

@@ -115,6 +115,37 @@ void names_that_programs_have(const StoredContents& contents, ContentsFindings& 
                           ", which no program has: default, linear, dynamic, yarn, longrope or llama3 ", "expected"));
 }
 
+/// What readers of rotary embeddings ask of the types that they have.
+void settings_of_rotations(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr std::array<std::string_view, 4> scaled = {"linear", "dynamic", "yarn", "llama3"};
+  const io::Json& rope = contents.stated({"rope_scaling", "rope_parameters"});
+  if (!rope.is_object() || has_own_code(contents)) return;
+  const io::Json type = rope.value("rope_type", rope.value("type", io::Json())),
+                 factor = rope.value("factor", io::Json());
+  if (is_one_of(type, scaled) && factor.is_number() && factor.get<double>() > 0 && factor.get<double>() < 1)
+    findings.fault("config.json",
+                   concat("scales positions by ", factor.dump(), ": programs stretch them, by 1 and more"));
+  const bool original = !rope.value("original_max_position_embeddings", io::Json()).is_null() ||
+                        !contents.stated({"original_max_position_embeddings"}).is_null();
+  if (type == "yarn" && !rope.contains("short_factor") && !original)
+    findings.fault("config.json",
+                   "has yarn without original_max_position_embeddings: programs stop at it, or take "
+                   "max_position_embeddings for what the model was made with");
+}
+
+/// Weights of 16 bits are no integers.
+void type_of_plain_weights(const StoredContents& contents, ContentsFindings& findings) {
+  io::Json type = contents.stated({"torch_dtype", "dtype"});
+  if (!type.is_string() || contents.quantization().is_object() || has_own_code(contents)) return;
+  std::string name = type.get<std::string>();
+  if (name.starts_with("torch.")) name = name.substr(6);
+  if (name != "int8" && name != "uint8") return;
+  const auto plain = [](const StoredLinear& linear) { return linear.kind == Kind::plain; };
+  if (!contents.linears().empty() && std::ranges::all_of(contents.linears(), plain))
+    findings.fault("config.json", concat("says that values have the type ", printable(type.dump()),
+                                         ", but all weights are floats: programs make no model of integers"));
+}
+
 /// No model was made for a handful of tokens.
 void positions(const StoredContents& contents, ContentsFindings& findings) {
   constexpr int64_t least = 16;
@@ -282,6 +313,8 @@ void settings_of_groups(const StoredContents& contents, ContentsFindings& findin
 constexpr ContentsRule rules[] = {
     {"activations, rotations and types have names that programs know", false, names_that_programs_have},
     {"class and type are of one architecture", false, class_and_type},
+    {"rotations have what their readers ask for", false, settings_of_rotations},
+    {"weights have the type that is stated", false, type_of_plain_weights},
     {"there are positions", false, positions},
     {"numbers are in their ranges", false, numbers},
     {"weight files are of a format that is read", false, format_of_files},

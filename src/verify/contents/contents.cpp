@@ -271,7 +271,7 @@ std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vect
   if (quantization.is_object() && quantization.value("quant_method", io::Json()) == "w4q") return std::nullopt;
   ContentsFindings findings;
   for (const auto rules : {name_rules(), value_rules(), peer_rules(), claim_rules(), size_rules(), layer_rules(),
-                           module_rules(), config_rules()}) {
+                           module_rules(), config_rules(), setting_rules()}) {
     for (const ContentsRule& rule : rules) {
       if (!rule.small_floats || contents.small_floats()) rule.run(contents, findings);
     }

@@ -101,8 +101,8 @@ struct ContentsRule {
 
 /// By names and shapes (contents_names.cpp), by values (contents_values.cpp), beside others (contents_peers.cpp), by what
 /// config.json claims (contents_claims.cpp), by the sizes that it states (contents_sizes.cpp), by what other layers and
-/// experts have (contents_layers.cpp), by what a module consists of (contents_modules.cpp), and by what config.json says that
-/// nobody can do (contents_config.cpp).
+/// experts have (contents_layers.cpp), by what a module consists of (contents_modules.cpp), by what config.json says that
+/// nobody can do (contents_config.cpp), and by what settings say of codes (contents_settings.cpp).
 std::span<const ContentsRule> name_rules();
 std::span<const ContentsRule> value_rules();
 std::span<const ContentsRule> peer_rules();
@@ -111,6 +111,7 @@ std::span<const ContentsRule> size_rules();
 std::span<const ContentsRule> layer_rules();
 std::span<const ContentsRule> module_rules();
 std::span<const ContentsRule> config_rules();
+std::span<const ContentsRule> setting_rules();
 
 /// Nothing for a folder of w4q's own.
 std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vector<std::string>* notes = nullptr);

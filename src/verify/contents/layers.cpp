@@ -60,6 +60,30 @@ int64_t first_other_row(const StoredContents& contents, const StoredLinear& rout
   return 0;
 }
 
+/// Whether the second half of the experts is the first one again, byte for byte, in one part at least; false, too, where
+/// they are stored otherwise.
+bool experts_repeat(const StoredContents& contents, const StoredLinear& router) {
+  const std::string mixture = router.path.substr(0, router.path.rfind('.'));
+  for (const std::string_view part : {"up_proj", "w3", "gate_proj", "w1"}) {
+    const auto expert = [&](int64_t at) { return contents.find(concat(mixture, ".experts.", at, ".", part)); };
+    const auto *one = expert(0), *other = expert(router.n / 2);
+    if (one == nullptr || other == nullptr || one->codes.empty() || other->codes.empty()) continue;
+    return std::ranges::equal(contents.tensors().load(one->codes)->bytes, contents.tensors().load(other->codes)->bytes);
+  }
+  return true;  // of stacks nothing is known
+}
+
+/// Whether a router's rows are those of the first half of its experts, twice, as of one of two ranks.
+bool halves_of_router_repeat(const StoredContents& contents, const StoredLinear& router) {
+  constexpr int64_t fewest = 4;
+  if (router.n < fewest || router.n % 2 != 0) return false;
+  const auto loaded = contents.tensors().load(router.codes);
+  const auto bytes = loaded->bytes;
+  const size_t half = bytes.size() / 2, width = bytes.size() / static_cast<size_t>(router.n);
+  if (!std::ranges::equal(bytes.first(half), bytes.last(half))) return false;
+  return !std::ranges::equal(bytes.first(width), bytes.subspan(width, width));
+}
+
 void routers(const StoredContents& contents, ContentsFindings& findings) {
   const int64_t experts = stated_experts(contents), hidden = contents.number({"hidden_size"});
   std::map<Kind, int64_t> stored;
@@ -81,6 +105,10 @@ void routers(const StoredContents& contents, ContentsFindings& findings) {
                      concat("has ", router.n, " rows, config.json says that there are ", experts, " experts"));
     } else if (router.n > 1 && first_other_row(contents, router) == 0) {
       findings.fault(router.path, "has the same row for every expert");
+    } else if (halves_of_router_repeat(contents, router) && !experts_repeat(contents, router)) {
+      findings.fault(
+          router.path,
+          "has the rows of the first half of its experts twice, but the experts of the second half are others");
     }
   }
 }

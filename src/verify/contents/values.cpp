@@ -6,6 +6,8 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <tuple>
+#include <utility>
 
 #include "checkpoint/low_precision.h"
 #include "core/convert.h"
@@ -101,6 +103,29 @@ class Blocks {
     return sum / static_cast<double>(std::max<int64_t>(1, count));
   }
 
+  /// Of FP8 in blocks: of up to 64 of them that have codes, the share in which one reaches the end of E4M3, as the largest
+  /// weight of a block does whoever scales by it; nothing: there are no blocks.
+  std::pair<int64_t, double> reach() const {
+    constexpr int64_t most_blocks = 64;
+    constexpr uint8_t end = 0x7E;  // 448
+    if (linear_.kind != Kind::fp8 || scales_.size() < 2) return {};
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(codes_->bytes.data());
+    const int64_t rows = linear_.n * std::max<int64_t>(1, linear_.experts), count = std::ssize(scales_);
+    int64_t looked = 0, reached = 0;
+    for (int64_t i = 0; i < std::min(most_blocks, count); ++i) {
+      const int64_t block = i * count / std::min(most_blocks, count);
+      const int64_t row = block / across_ * block_rows_, col = block % across_ * block_cols_;
+      uint8_t largest = 0;
+      for (int64_t at = row; at < std::min(row + block_rows_, rows); ++at) {
+        const uint8_t* const from = bytes + at * linear_.k + col;
+        for (int64_t j = 0; j < std::min(block_cols_, linear_.k - col); ++j)
+          largest = std::max<uint8_t>(largest, from[j] & 0x7F);
+      }
+      looked += largest > 0, reached += largest >= end;
+    }
+    return {looked, static_cast<double>(reached) / static_cast<double>(std::max<int64_t>(1, looked))};
+  }
+
   /// Of FP8: whether each of 14 exponents is nearly as frequent as the others, of 2^16 codes. Of weights each is half as
   /// frequent as the next one, but for those next to the size of most.
   bool random() const {
@@ -171,6 +196,7 @@ struct Grid {
 struct Measured {
   const StoredLinear* linear = nullptr;
   double size = NAN;      ///< root of the mean square of its weights, as far as they are sampled
+  double usual = NAN;     ///< the same of a usual block: loud channels make it no larger
   double inverted = NAN;  ///< the same if its scales divided
   int64_t zero = 0, bad = 0;
   bool even = false;     ///< NVFP4 or MXFP4 whose scales are all one number
@@ -184,7 +210,10 @@ struct Measured {
   Slope slope, turned;
   int64_t points = 0;
   Grid grid;
-  double spread = 0;  ///< standard deviation of the logarithms of its scales
+  double spread = 0;   ///< standard deviation of the logarithms of its scales
+  double of_size = 0;  ///< the same of the sizes of its blocks
+  int64_t looked = 0;  ///< blocks of FP8 of which `reach` says how many have a code at the end of the range
+  double reach = 0;
 };
 
 double spread_of(std::span<const double> values) {
@@ -379,21 +408,24 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   // E4M3 next to its smallest values is too coarse for a block's largest weight to reach the end of its codes.
   const double least_scale = linear.kind == Kind::nvfp4 ? 0x1p-4 : 0;
   const double factor = factor_of(contents, linear);
-  std::vector<double> deviations, own, turned;
+  std::vector<double> deviations, own, turned, sizes;
   double energy = 0, divided = 0;
   const int64_t wanted = linear.kind == Kind::fp8 ? sampled_fp8_blocks : sampled_blocks;
+  constexpr int64_t few_blocks = 64;  // of which all codes are looked at
+  const bool whole = linear.kind == Kind::fp8 && linear.experts == 0 && count <= few_blocks;
   int64_t stride = std::max<int64_t>(1, count / wanted);
   while (std::gcd(stride, blocks.across()) != 1) ++stride;  // blocks of all places
   int64_t points = 0;
   std::vector<size_t> places;
   std::vector<double> of_codes, of_zeros;
   for (int64_t block = 0; block < count; block += stride) {
-    const double scale = scales[static_cast<size_t>(block)], mean = blocks.energy(block);
+    const double scale = scales[static_cast<size_t>(block)], mean = blocks.energy(block, whole);
     if (std::isfinite(scale) && scale > nothing) (mean > 0 ? of_codes : of_zeros).push_back(scale);
     if (!std::isfinite(scale) || !(scale > nothing) || !(mean > 0)) continue;
     if (scale < least_scale) continue;
     energy += mean * scale * scale, divided += mean / (scale * scale), ++points;
     deviations.push_back(std::log(mean) / 2), own.push_back(-std::log(scale));
+    sizes.push_back(deviations.back() - own.back());
     places.push_back(static_cast<size_t>(block % blocks.across()));
     const int64_t other = block % blocks.across() * blocks.across() + block / blocks.across();
     const double across = blocks.square() ? scales[static_cast<size_t>(other)] : 0;
@@ -401,6 +433,7 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   }
   result.lost = lost_blocks(of_codes, of_zeros);
   result.random = blocks.random();
+  std::tie(result.looked, result.reach) = blocks.reach();
   if (linear.kind == Kind::fp8) result.loud = loud_block(blocks), result.grid = grid_of(blocks, linear.experts);
   result.even = linear.kind != Kind::fp8 && has_even_scales(blocks, contents.tensors(), linear);
   result.ones = result.even && scales.front() == 1;
@@ -408,6 +441,8 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   result.all_one = std::ranges::all_of(scales, [](float scale) { return scale == 1; });
   if (points == 0) return result;
   result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
+  result.of_size = spread_of(sizes);
+  result.usual = std::exp(median(std::move(sizes))) * factor;
   result.inverted = linear.factor.empty() ? std::sqrt(divided / static_cast<double>(points))
                                           : std::sqrt(energy / static_cast<double>(points)) / factor;
   result.points = points;
@@ -441,10 +476,10 @@ std::vector<Measured> measure_all(const StoredContents& contents) {
   return measured;
 }
 
-double median_size(const std::vector<Measured>& measured) {
+double median_of(const std::vector<Measured>& measured, double Measured::*size) {
   std::vector<double> sizes;
   for (const auto& one : measured) {
-    if (one.size > 0 && std::isfinite(one.size)) sizes.push_back(one.size);
+    if (one.*size > 0 && std::isfinite(one.*size)) sizes.push_back(one.*size);
   }
   return median(std::move(sizes));
 }
@@ -539,6 +574,117 @@ std::string grid_fault(const Measured& one, const std::vector<Measured>& all) {
                 fixed(100 * one.grid.scales, 0), " %; in the other weights codes make up for it");
 }
 
+/// Of blocks in rows and columns whoever scales by the largest weight gives that code the end of the range, and codes make up
+/// for what scales differ by: sizes of blocks differ by less than scales do. Scales that stand elsewhere differ by as much
+/// again.
+class BlockScales {
+ public:
+  explicit BlockScales(const std::vector<Measured>& all) : all_(all) {}
+
+  std::string fault(const Measured& one) const {
+    if (one.linear->kind != Kind::fp8 || one.linear->experts > 0) return {};
+    for (const auto rule :
+         {&BlockScales::even_fault, &BlockScales::end_fault, &BlockScales::elsewhere_fault, &BlockScales::lost_fault}) {
+      if (auto fault = (this->*rule)(one); !fault.empty()) return fault;
+    }
+    return {};
+  }
+
+ private:
+  static constexpr int64_t fewest_looked = 8, fewest_others = 6;
+  static constexpr double nearly_all = 0.9, least_spread = 0.03;
+
+  bool is_other(const Measured& one, const Measured& other) const {
+    return &one != &other && other.linear->kind == Kind::fp8 && other.linear->experts == 0;
+  }
+
+  /// A scale of the whole matrix, written for each block, is reached in one of them.
+  std::string even_fault(const Measured& one) const {
+    if (one.spread > 1e-9 || one.looked < fewest_looked || one.points < fewest_looked) return {};
+    if (one.reach < nearly_all || one.of_size < least_spread) return {};
+    return "has one scale for all its blocks, but each of them was scaled by its own largest weight";
+  }
+
+  std::string end_fault(const Measured& one) const {
+    constexpr double all_reach = 0.99, least_missing = 0.1;
+    constexpr int64_t fewest_blocks_looked = 24;
+    if (one.looked < fewest_blocks_looked || one.reach > 1 - least_missing) return {};
+    int64_t others = 0, reach = 0;
+    for (const Measured& other : all_) {
+      if (!is_other(one, other) || other.looked < fewest_looked) continue;
+      ++others, reach += other.reach >= all_reach;
+    }
+    if (others < fewest_others || static_cast<double>(reach) < nearly_all * static_cast<double>(others)) return {};
+    return concat("has no code at the end of the range in ", fixed(100 * (1 - one.reach), 0),
+                  " % of its blocks, the others have one in each: its codes are those of other blocks");
+  }
+
+  /// One whose scales stand elsewhere, beside all others of its role and nearly all of the file.
+  std::string elsewhere_fault(const Measured& one) const {
+    constexpr double least_ratio = 1.15, most_of_others = 0.6;
+    constexpr int64_t fewest_points = 32;
+    const auto ratio = [](const Measured& of) { return of.of_size / of.spread; };
+    if (one.points < fewest_points || one.spread < least_spread || ratio(one) < least_ratio) return {};
+    const std::string role = role_of(one.linear->path);
+    int64_t others = 0, sound = 0;
+    for (const Measured& other : all_) {
+      if (!is_other(one, other) || other.points < fewest_points || other.spread < least_spread) continue;
+      const bool holds = ratio(other) < most_of_others;
+      if (!holds && role_of(other.linear->path) == role) return {};
+      ++others, sound += holds;
+    }
+    if (others < fewest_others || static_cast<double>(sound) < nearly_all * static_cast<double>(others)) return {};
+    return concat("has the scales of other blocks: sizes of its blocks differ by ", fixed(100 * one.of_size, 0),
+                  " %, its scales alone by ", fixed(100 * one.spread, 0), " %; in the others codes make up for it");
+  }
+
+  /// Slopes of several weights, each as well known as it is.
+  struct Pooled {
+    double weights = 0, sum = 0;
+    int64_t count = 0, lost = 0;
+    void add(const Measured& one) {
+      constexpr double least_error = 0.05, unrelated = 0.5;
+      const double error = std::max(least_error, one.slope.error);
+      weights += 1 / (error * error), sum += one.slope.value / (error * error);
+      ++count, lost += one.slope.value < unrelated;
+    }
+    double mean() const { return sum / weights; }
+    double error() const { return 1 / std::sqrt(weights); }
+    bool is_lost(int64_t fewest) const {
+      constexpr double beyond = 5, least = 0.35;
+      return count >= fewest && static_cast<double>(lost) >= nearly_all * static_cast<double>(count) &&
+             mean() + beyond * error() < least;
+    }
+  };
+
+  static bool has_slope(const Measured& one) {
+    constexpr int64_t fewest_points = 12;
+    return one.linear->kind == Kind::fp8 && one.linear->experts == 0 && one.points >= fewest_points &&
+           one.spread > least_spread && one.slope.error > 0 && std::isfinite(one.slope.error);
+  }
+
+  /// All of a role, where those of all other roles follow from their codes, or all of a file.
+  std::string lost_fault(const Measured& one) const {
+    constexpr int64_t fewest_of_role = 4, fewest_of_others = 8, fewest_of_all = 12;
+    constexpr double sound = 0.6, beyond = 5;
+    if (!has_slope(one) || one.slope.value > 0.5) return {};
+    Pooled role, others, all;
+    const std::string own = role_of(one.linear->path);
+    for (const Measured& other : all_) {
+      if (!has_slope(other)) continue;
+      (role_of(other.linear->path) == own ? role : others).add(other), all.add(other);
+    }
+    const bool have = others.count >= fewest_of_others && others.mean() - beyond * others.error() > sound;
+    if (!all.is_lost(fewest_of_all) && !(have && role.is_lost(fewest_of_role))) return {};
+    return concat(
+        "has the scales of other blocks: they follow from its codes by ", fixed(one.slope.value, 2),
+        have ? ", as those of all of its role; in the others by " : ", as in all of this file, sound ones by ",
+        fixed(have ? others.mean() : 1, 2));
+  }
+
+  const std::vector<Measured>& all_;
+};
+
 /// Powers of two may be all the same where weights are all of one size, then in all of a model, and none is 1.
 bool is_lone_even(const Measured& one, const std::vector<Measured>& all) {
   constexpr int64_t fewest = 6;
@@ -604,7 +750,7 @@ void emptied_blocks(const std::vector<Measured>& measured, ContentsFindings& fin
   }
 }
 
-/// Weights of trained models are far below one in the mean.
+/// Weights of trained models are far below one in the mean; where scales of a great range were folded in, in usual blocks.
 void size_of_all(double size, ContentsFindings& findings) {
   constexpr double largest = 4;
   if (!(size > largest) || !std::isfinite(size)) return;
@@ -615,9 +761,10 @@ void size_of_all(double size, ContentsFindings& findings) {
 
 void values(const StoredContents& contents, ContentsFindings& findings) {
   const auto measured = measure_all(contents);
-  const double median = median_size(measured);
+  const double median = median_of(measured, &Measured::size);
   const size_t before = findings.faults.size();
   const bool law = slopes_tell(measured);
+  const BlockScales of_blocks(measured);
   for (const auto& one : measured) {
     const auto& linear = *one.linear;
     if (one.bad > 0) findings.fault(linear.scales, concat("has ", one.bad, " scales that are negative or no numbers"));
@@ -650,12 +797,14 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
       findings.fault(linear.path, squared);
     } else if (!grid.empty() && one.loud < 0) {
       findings.fault(linear.path, grid);
+    } else if (const std::string elsewhere = of_blocks.fault(one); !elsewhere.empty() && one.loud < 0) {
+      findings.fault(linear.path, elsewhere);
     }
   }
   emptied_blocks(measured, findings);
   if (findings.faults.size() > before) return;
   sizes_in_mixtures(measured, findings);
-  size_of_all(median, findings);
+  size_of_all(median_of(measured, &Measured::usual), findings);
 }
 
 constexpr std::array<std::array<std::string_view, 3>, 3> fused = {
@@ -734,6 +883,41 @@ void fused_twice(const StoredContents& contents, ContentsFindings& findings) {
   }
 }
 
+/// Rows of a mixture's router, by expert; empty: it has none that is a matrix of 16 or 32 bits.
+std::vector<std::string> router_rows(const StoredContents& contents, const std::string& mixture) {
+  for (const std::string_view name : {".gate.weight", ".router.weight", ".router.proj.weight"}) {
+    const std::string router = concat(mixture, name);
+    if (!contents.tensors().contains(router)) continue;
+    const auto loaded = contents.tensors().load(router);
+    if (loaded->shape.size() != 2 || loaded->shape[0] <= 0 || !is_weight_dtype(loaded->dtype)) continue;
+    const auto* const bytes = reinterpret_cast<const char*>(loaded->bytes.data());
+    const size_t width = loaded->bytes.size() / static_cast<size_t>(loaded->shape[0]);
+    std::vector<std::string> rows;
+    for (size_t row = 0; row < static_cast<size_t>(loaded->shape[0]); ++row)
+      rows.emplace_back(bytes + row * width, width);
+    return rows;
+  }
+  return {};
+}
+
+/// Whether the experts of the second half are those of the first one, each the one that stands there, though the router
+/// tells them apart: the experts of one of two ranks were stored twice. `pairs` are paths and whose codes they hold.
+bool are_halves(const StoredContents& contents, const std::string& mixture,
+                const std::vector<std::pair<std::string, std::string>>& pairs, int64_t held) {
+  constexpr size_t fewest = 4;
+  const auto rows = router_rows(contents, mixture);
+  const size_t half = rows.size() / 2;
+  if (rows.size() < fewest || rows.size() % 2 != 0 || 2 * std::ssize(pairs) != held) return false;
+  for (const auto& [path, first] : pairs) {
+    const int64_t one = model::layer_numbers(first).expert, other = model::layer_numbers(path).expert;
+    if (one < 0 || static_cast<size_t>(one) >= half || other != one + static_cast<int64_t>(half)) return false;
+  }
+  for (size_t row = 0; row < half; ++row) {
+    if (rows[row] == rows[row + half]) return false;
+  }
+  return true;
+}
+
 /// The first codes of every expert. Layers that are repeated as a whole are no fault: models are made longer so; nor are
 /// mixtures in which half of the experts and more are one and the same, where several are so.
 void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
@@ -760,7 +944,8 @@ void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
   // A mixture that was made of one MLP has the same expert throughout, in all layers: in single ones it was written so.
   const auto is_one = [&](const auto& entry) {
     const auto& [mixtures, pairs] = entry;
-    return mixtures.first == mixtures.second && 2 * std::ssize(pairs) >= held[mixtures.second];
+    return mixtures.first == mixtures.second && 2 * std::ssize(pairs) >= held[mixtures.second] &&
+           !are_halves(contents, mixtures.second, pairs, held[mixtures.second]);
   };
   constexpr int64_t fewest_others = 4;
   const int64_t ones = std::ranges::count_if(twins, is_one);

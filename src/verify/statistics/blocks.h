@@ -19,6 +19,20 @@ struct Spread {
   double blocks = 0;
 };
 
+/// What codes say of zero points that are all one and the same (BlockSample::even_zeros).
+struct EvenZeros {
+  bool even = false;
+  int64_t zero = 0;
+  double ratio = 0;  ///< how means of groups vary, over what chance makes of codes that vary as those of groups do
+  double ends = 0;   ///< of the quarter of the groups that lean most: the share that reaches both ends of the range
+};
+
+/// Groups whose codes reach both ends of their range, as their least and largest weight do, far from their zero point.
+struct FarZeros {
+  int64_t groups = 0, row = 0, group = 0;  ///< how many, and the first
+  double steps = 0, others = 0;  ///< from the mean code: of the nearest of these, of the farthest of all others
+};
+
 /// The slope of scales over codes where scales stand in another order.
 struct Reordered {
   std::string_view order;
@@ -68,6 +82,13 @@ class BlockSample {
   /// log scale beyond the medians of both, over the same of the next such block.
   /// Blocks of 16 and more whose codes are all the same though their scale is as those of others are.
   int64_t lone_constant_blocks() const;
+  /// Of integers: blocks of 16 and more whose codes are all one that stands for something.
+  int64_t one_value_blocks() const;
+  /// Of integers in groups of 32 and more: whoever takes a group's least and largest weight for the ends of its codes moves
+  /// its zero point, and means of groups with it.
+  EvenZeros even_zeros() const;
+  /// Of groups of 64 and more with zero points.
+  FarZeros far_zeros() const;
   /// Blocks of a table none of whose codes is at one of its ends, though their codes differ.
   int64_t endless_blocks() const;
   /// The levels; of kbit, which stores them times a power of two, with a largest magnitude of 1. Empty: integers.
@@ -86,6 +107,7 @@ class BlockSample {
   /// `sign` −1: of what is too small.
   Loudest loudest_values(double sign) const;
   int64_t negative_scales() const noexcept { return negative_; }
+  int64_t scales() const noexcept { return std::ssize(log_scales_); }
   /// The share of scales from 1/2 to 2 in size.
   double scales_near_one() const noexcept {
     return log_scales_.empty() ? 0 : static_cast<double>(near_one_) / static_cast<double>(log_scales_.size());
@@ -103,6 +125,13 @@ class BlockSample {
   /// Log deviations of a row's levels by group, of any row; NaN: all are the same.
   std::vector<double> deviations_of(int64_t row) const;
   void measure();
+  void find_ends();
+  /// Of a variance of levels; NaN: what rounding leaves of nothing.
+  double log_deviation(double variance) const noexcept;
+  /// Whether the codes of a group reach both ends of their range, but for a step that rounding takes.
+  bool reaches_both_ends(size_t at) const noexcept {
+    return least_[at] <= 1 && most_[at] + 2 >= (1 << weight_.scheme.bits);
+  }
   double log_scale(int64_t index) const noexcept { return log_scales_[static_cast<size_t>(index)]; }
   Slope match_of(const std::vector<int64_t>& order) const;
   /// Of a log scale for each block of the rows that were taken; NaN: zero.
@@ -118,11 +147,13 @@ class BlockSample {
   std::vector<int64_t> rows_;
   std::vector<int32_t> group_of_;   // [k]
   std::vector<float> table_;        // levels by code
+  double largest_ = 0;              // of their magnitudes, which a power of two may have made small; of integers a step
   std::vector<float> levels_;       // [rows][k], what a code says in units of its scale
   std::vector<uint8_t> codes_;      // [rows][k]
   std::vector<double> deviations_;  // log, of levels, [rows][groups]; NaN: all are the same
   std::vector<double> means_, zeros_;
-  std::vector<double> log_scales_;  // [n][groups]; NaN: zero
+  std::vector<uint8_t> least_, most_;  // of integers: codes of a group, [rows][groups]
+  std::vector<double> log_scales_;     // [n][groups]; NaN: zero
   int64_t empty_ = 0, negative_ = 0, near_one_ = 0;
 };
 
@@ -144,8 +175,12 @@ struct BlockFigures {
   Spread spread;
   Slope zeros;
   BlockSample::Loudest loudest, loudest_values, quietest_values;
-  int64_t negative = 0;  ///< scales below zero
-  double near_one = 0;   ///< share of scales from 1/2 to 2 in size
+  int64_t negative = 0;  ///< scales below zero, of `scales`
+  int64_t scales = 0;
+  int64_t one_value = 0;  ///< blocks whose codes are all one that stands for something
+  EvenZeros even_zeros;
+  FarZeros far_zeros;
+  double near_one = 0;  ///< share of scales from 1/2 to 2 in size
   int64_t constant_rows = 0;
   int64_t lone_constant = 0, endless = 0;
   std::vector<float> table;

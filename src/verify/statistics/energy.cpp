@@ -628,8 +628,119 @@ RowOrders row_orders(const model::OpenedModel& model) {
   return orders;
 }
 
+namespace {
+
+/// How far rows of queries differ in size, over what any two rows of a head do: of those a quarter of a head apart, within its
+/// halves, as stored and as they stood if halves had been taken for neighbours and sorted; half a head apart; neighbours.
+struct RowsApart {
+  double stored = 0, unsorted = 0, halves = 0, neighbours = 0;
+};
+
+/// `rows`: logarithms, of whole heads of `width`.
+std::optional<RowsApart> rows_apart(std::span<const double> rows, size_t width) {
+  RowsApart found;
+  double spread = 0, pairs = 0;
+  for (size_t head = 0; head + width <= rows.size(); head += width) {
+    const auto of_head = rows.subspan(head, width);
+    if (!std::ranges::all_of(of_head, [](double row) { return std::isfinite(row); })) return std::nullopt;
+    const double mean = std::accumulate(of_head.begin(), of_head.end(), 0.0) / static_cast<double>(width);
+    for (const double row : of_head) spread += (row - mean) * (row - mean);
+    // Row i of halves that were neighbours stood at 2i, of the second half at 2i + 1.
+    const auto before = [&](size_t at) { return of_head[at % 2 * (width / 2) + at / 2]; };
+    for (size_t half = 0; half < width; half += width / 2) {
+      for (size_t i = half; i < half + width / 4; ++i) {
+        const double stored = of_head[i] - of_head[i + width / 4], unsorted = before(i) - before(i + width / 4);
+        found.stored += stored * stored, found.unsorted += unsorted * unsorted, pairs += 1;
+      }
+    }
+    for (size_t i = 0; i < width / 2; ++i) {
+      const double halves = of_head[i] - of_head[i + width / 2], neighbours = of_head[2 * i] - of_head[2 * i + 1];
+      found.halves += halves * halves, found.neighbours += neighbours * neighbours;
+    }
+  }
+  if (!(spread > 0)) return std::nullopt;
+  const double usual = 2 * spread / static_cast<double>(rows.size());
+  for (double* sum : {&found.stored, &found.unsorted, &found.halves, &found.neighbours}) *sum /= pairs * usual;
+  return found;
+}
+
+/// Rows turn by angles that grow from one to the next, half a head long, and sizes change with them: the two that turn
+/// together are as large, and rows a quarter of a head apart differ more than any two do. Sorted once, for neighbours that
+/// turn together, they stand beside each other; where halves were taken for neighbours, a quarter of a head apart, and
+/// neighbours agree as halves did, so that no relation to the keys says it.
+class RowSizes {
+ public:
+  RowSizes(const LayerGroups& groups, const RowOrders& orders, const AllEnergies& energies) {
+    const auto width = static_cast<size_t>(std::max<int64_t>(0, orders.head_dim));
+    if (orders.neighbours || width < 16 || width % 4 != 0) return;
+    for (const auto& layer : groups) {
+      for (const auto& group : layer) {
+        for (const auto& linear : group.linears) {
+          const auto found = energies.find(linear.name);
+          if (linear.role == model::Role::query && found != energies.end()) add(linear.name, found->second, width);
+        }
+      }
+    }
+  }
+
+  /// Empty: as sound ones are, or nothing is known.
+  std::string fault() const {
+    constexpr size_t fewest_layers = 4, fewest_rows = 1024;
+    if (layers_.size() < fewest_layers || rows_ < fewest_rows) return {};
+    const std::string begin = concat(printable(first_), ": its rows, and those of all layers, ");
+    if (holds(&RowsApart::stored, &RowsApart::unsorted)) {
+      return concat(
+          begin, "a quarter of a head apart differ in size by ", fixed(mean(&RowsApart::stored), 2),
+          " times what any two of a head do, by ", fixed(mean(&RowsApart::unsorted), 2),
+          " times with halves and neighbours exchanged, as sound ones do: heads were sorted for neighbours that ",
+          "turn together, and they were halves");
+    }
+    if (holds(&RowsApart::neighbours, &RowsApart::halves)) {
+      return concat(begin, "half a head apart differ in size by ", fixed(mean(&RowsApart::halves), 2),
+                    " times what any two of a head do, neighbours by ", fixed(mean(&RowsApart::neighbours), 2),
+                    " times: neighbours turn together, by config.json halves do");
+    }
+    return {};
+  }
+
+ private:
+  void add(const std::string& name, const Energies& queries, size_t width) {
+    if (std::ssize(queries.rows) != queries.n || queries.rows.size() % width != 0) return;
+    const auto here = rows_apart(queries.rows, width);
+    if (!here) return;
+    if (layers_.empty()) first_ = name;
+    layers_.push_back(*here), rows_ += queries.rows.size();
+  }
+
+  double mean(double RowsApart::*what) const {
+    double sum = 0;
+    for (const RowsApart& layer : layers_) sum += layer.*what;
+    return sum / static_cast<double>(layers_.size());
+  }
+
+  /// Whether the one is small and the other large, and in most layers smaller than it.
+  bool holds(double RowsApart::*small, double RowsApart::*large) const {
+    constexpr double together = 0.85, apart = 1.15, most_layers = 0.75;
+    const auto turned = std::ranges::count_if(layers_, [&](const RowsApart& l) { return l.*small < l.*large; });
+    return mean(small) < together && mean(large) > apart &&
+           static_cast<double>(turned) >= most_layers * static_cast<double>(layers_.size());
+  }
+
+  std::vector<RowsApart> layers_;
+  std::string first_;
+  size_t rows_ = 0;
+};
+
+}  // namespace
+
 EnergyReport check_energies(const LayerGroups& groups, const RowOrders& orders, const AllEnergies& energies) {
-  return EnergyCheck(groups, orders, energies).run();
+  EnergyReport report = EnergyCheck(groups, orders, energies).run();
+  const auto named = [](const std::string& fault) { return fault.find("neighbouring rows turn") != std::string::npos; };
+  if (std::string fault = RowSizes(groups, orders, energies).fault();
+      !fault.empty() && std::ranges::none_of(report.faults, named)) {
+    report.faults.push_back(std::move(fault));
+  }
+  return report;
 }
 
 }  // namespace w4q::verify

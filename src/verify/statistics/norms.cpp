@@ -48,6 +48,8 @@ struct Vector {
   double reader = 0;                   ///< size of a usual column of these; 0: not known
   double bare_spread = 0, spread = 0;  ///< of these columns, and of them times the norm: of their logarithms
   bool nothing = false;                ///< all values are zero
+  bool alternate = false;              ///< every other value is zero, and hardly any between
+  bool halves = false;                 ///< the second half is the first one again
   size_t vanishing = 0;                ///< values that are next to nothing beside the median, but not zero
 };
 
@@ -98,6 +100,22 @@ void measure_sizes(std::span<const float> values, Vector& result) {
       std::ranges::count_if(sizes, [&](float size) { return double{size} < next_to_none * result.median; }));
 }
 
+/// What a norm of 32 bits looks like that was read as one of 16: of values that were rounded to BF16 every other half is zero.
+bool is_every_other_zero(std::span<const float> values) {
+  size_t zeros[2] = {0, 0};
+  for (size_t i = 0; i < values.size(); ++i) zeros[i % 2] += values[i] == 0;
+  const auto half = values.size() / 2;
+  return half >= 32 && std::ranges::max(zeros) >= half && 20 * std::ranges::min(zeros) <= half;
+}
+
+bool are_halves_alike(std::span<const float> values) {
+  constexpr size_t fewest = 128, fewest_sizes = 16;
+  const auto half = values.size() / 2;
+  if (values.size() < fewest || values.size() % 2 != 0) return false;
+  if (!std::ranges::equal(values.first(half), values.last(half))) return false;
+  return std::set<float>(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(half)).size() >= fewest_sizes;
+}
+
 Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
   Vector result{name, role_of(name)};
   const auto values = some_values(tensor);
@@ -115,6 +133,8 @@ Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
   result.zero_run = static_cast<double>(result.run) / std::max<double>(1, static_cast<double>(values.size()));
   result.dtype = tensor.dtype;
   result.nothing = result.zeros == 1;
+  result.alternate = norm && is_every_other_zero(values);
+  result.halves = norm && are_halves_alike(values);
   measure_sizes(values, result);
   if (const DType other = other_half(tensor.dtype); norm && other != tensor.dtype) {
     std::vector<float> sizes(static_cast<size_t>(element_count(tensor.shape)));
@@ -372,16 +392,31 @@ NormReport check_norms(const model::OpenedModel& model, const ReaderColumns& rea
     return peers >= 4 && like * 4 <= peers;
   };
   const bool known = model.config.architecture != nullptr;
+  constexpr size_t few_zeros = 8;  // channels that were taken out of a model are so in all norms
   for (const Vector& norm : norms) {
     const auto not_zero = [](const Vector& other) { return other.zeros < 1; };
-    if (norm.zeros == 1 && alone(norm, &Vector::zeros, 0.99) &&
-        (plain.contains(norm.name) || others_of(norms, norm, not_zero))) {
+    if (norm.alternate) {
+      add(norm, "has zeros in every other channel: its values are of 32 bits, and were read as 16");
+      continue;
+    }
+    // Heads that were repeated have one norm for each.
+    if (norm.halves && !is_of_heads(norm)) {
+      add(norm, "has the same values in the second half of its channels as in the first: one part was stored twice");
+      continue;
+    }
+    if (norm.zeros == 1 && plain.contains(norm.name)) {
+      add(norm, "is zero in all channels: nothing goes through it");
+    } else if (norm.zeros == 1 && alone(norm, &Vector::zeros, 0.99) &&
+               (plain.contains(norm.name) || others_of(norms, norm, not_zero))) {
       // Of 1 + w that is a factor of one.
       const bool folded = offsets.contains(norm.name) && !plain.contains(norm.name) && !is_lost(norms, norm);
       folded ? warn(norm, "is zero in all channels, as no other norm is")
              : add(norm, "is zero in all channels: nothing goes through it");
     } else if (norm.zeros < 1 && norm.run >= norm.channels / 4 && alone(norm, &Vector::zeros, 0.2)) {
       add(norm, concat("is zero in ", norm.run, " channels in a row of ", norm.channels));
+    } else if (norm.run >= few_zeros && norm.zeros < 1 && norms.size() >= 5 && plain.contains(norm.name) &&
+               std::ranges::all_of(norms, [&](const Vector& other) { return &other == &norm || other.zeros == 0; })) {
+      add(norm, concat("is zero in ", norm.run, " channels in a row, and no other norm has any that is"));
     }
     if (norm.negative > 0.9 && alone(norm, &Vector::negative, 0.5)) {
       const std::string what = "is negative in nearly all channels, as no other norm is";

@@ -16,6 +16,7 @@
 #include "model/layer_plan.h"
 #include "model/parameters.h"
 #include "verify/rungs.h"
+#include "verify/statistics/delta.h"
 #include "verify/statistics/directions.h"
 #include "verify/statistics/exchanged.h"
 #include "verify/statistics/norms.h"
@@ -235,6 +236,7 @@ StatisticsReport StatisticsCollector::report() {
     report.faults.push_back(concat(printable(name), what));
   for (auto& fault : unlearnt_faults(candidate, state_->groups, report.energy, state_->energies))
     report.faults.push_back(std::move(fault));
+  for (auto& fault : delta_faults(candidate, state_->energies)) report.faults.push_back(std::move(fault));
   auto norms = check_norms(candidate, reader_columns(state_->groups, state_->energies));
   std::ranges::move(norms.faults, std::back_inserter(report.faults));
   std::ranges::move(norms.warnings, std::back_inserter(report.warnings));

@@ -141,6 +141,9 @@ void sampling(const Json& generation, std::vector<std::string>& faults) {
     faults.push_back(
         concat("generation_config.json: ", key, " is ", stated.dump(), ", expected ", range, ": programs refuse it"));
   }
+  const Json& temperature = member(generation, "temperature");
+  if (temperature.is_number() && temperature == 0 && member(generation, "do_sample") == true)
+    faults.push_back("generation_config.json: temperature is 0 beside do_sample: programs refuse to draw so");
 }
 
 /// Texts do not end with what they begin with where config.json has a token for each.

@@ -30,6 +30,11 @@ bool is_checked(const io::TensorInfo& info) {
                                "tables", "relative", "lora", "codebook", "quant_map", "rotary"});
 }
 
+/// Of towers, adapters and layers for further tokens.
+bool is_beside_text(std::string_view name) {
+  return has_part(name, {"vis", "image", "audio", "speech", "encoder", "adapter", "draft", "mtp", "nextn", "cross"});
+}
+
 bool holds_weights(const io::TensorInfo& info) {
   return has_part(info.name, {"weight", "_proj", "experts"}) && !has_part(info.name, {"scale", "absmax", "bias"});
 }
@@ -93,7 +98,9 @@ class RowsCheck {
     if (role.empty() || !holds_weights(*role.front()->info)) return;
     if (role.front()->lines > 0 && !is_table(*role.front()->info)) {
       zero_lines(role);
+      zero_role(role);
       zero_expert(role);
+      halves_of_all(role);
       repeated_lines(role);
       taken_lines(role);
     }
@@ -131,6 +138,28 @@ class RowsCheck {
     if (std::ssize(role) < fewest || std::ranges::count_if(role, is_nothing) != 1) return;
     if ((*found)->info->name.find(".experts.") != std::string::npos)
       fault(**found, "is zero throughout, as no other expert of the model is");
+  }
+
+  /// A layer may do nothing, as one that was added and not yet trained; no part of all of them does.
+  void zero_role(const Role& role) {
+    const std::string& name = role.front()->info->name;
+    const bool in_layers = name.find("layers.") != std::string::npos && !is_beside_text(name);
+    const auto is_nothing = [](const TensorLines* t) { return t->head == t->lines; };
+    if (!in_layers || std::ssize(role) < fewest_peers || !std::ranges::all_of(role, is_nothing)) return;
+    for (const auto* tensor : role) fault(*tensor, "is zero throughout, as all of its role are: it was never loaded");
+  }
+
+  /// Keys and values may be those of several heads that were one; nothing else is the same twice in all layers.
+  void halves_of_all(const Role& role) {
+    const std::string& name = role.front()->info->name;
+    if (std::ssize(role) < fewest_peers || has_part(name, {"k_proj", "v_proj", "kv", "key", "value"})) return;
+    const auto twice = [](const TensorLines* t) { return t->second_half_is_first || t->halves_repeat; };
+    if (!std::ranges::all_of(role, twice)) return;
+    for (const auto* tensor : role) {
+      fault(*tensor,
+            concat("the second half of ", tensor->halves_repeat ? "each row" : "its rows",
+                   " is the first half again, in all of its role: the part of one of two ranks was stored twice"));
+    }
   }
 
   /// A part of a matrix that was put in the place of another, as of the first of several ranks. Codes of inputs that say
@@ -242,6 +271,9 @@ class RowsCheck {
     }
     for (const auto& t : all_) {
       if (!is_table(*t.info) || t.lines == 0) continue;
+      const bool rows = t.info->name.ends_with(".weight") && is_weight_dtype(t.info->dtype);
+      if (rows && t.head == t.lines && !is_beside_text(t.info->name))
+        fault(t, "is zero throughout: it was never loaded");
       if (t.second_half_is_first)
         fault(t, "the second half of its rows is the first half again: one part was stored twice");
       if (whole && 16 * t.zero_columns >= t.line_bytes) {
