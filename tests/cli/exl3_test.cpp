@@ -91,7 +91,7 @@ TEST_F(Exl3Program, WhatItHasNotIsRefused) {
     expect_part(result.err, part);
     EXPECT_FALSE(std::filesystem::exists(path("never")));
   };
-  refused({"--scheme", "exl3-9"}, 3, "exl3-<1 to 8>");
+  refused({"--scheme", "exl3-9"}, 2, "exl3-<1 to 8>");
   refused({"--scheme", "exl3-3", "--codebook", "nf"}, 2, "exl3 has no codebook");
   refused({"--scheme", "exl3-3", "--feedback", "--sweeps"}, 2, "--sweeps means nothing to --method exl3");
   ASSERT_EQ(quantize("trellis", first_layer({"--scheme", "trellis2-w8"})).status, 0);
