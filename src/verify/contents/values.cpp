@@ -85,22 +85,11 @@ class Blocks {
   /// Mean square of the codes of a block, of a tall one as 16 rows of it tell. Codes of 8 bits that are zero are weights
   /// that were taken out, as many in a row as somebody liked; they say nothing of its scale.
   double energy(int64_t block, bool whole = false) const {
-    const int64_t row = block / across_ * block_rows_, col = block % across_ * block_cols_;
-    const int64_t rows = std::min(block_rows_, linear_.n * std::max<int64_t>(1, linear_.experts) - row);
-    const int64_t cols = std::min(block_cols_, linear_.k - col);
-    const int64_t stride = whole ? 1 : std::max<int64_t>(1, rows / 16);
-    const auto* const bytes = reinterpret_cast<const uint8_t*>(codes_->bytes.data());
-    const int64_t codes_in_byte = linear_.kind == Kind::fp8 ? 1 : 2;
-    const auto& squares = linear_.kind == Kind::fp8 ? squares_of_e4m3() : squares_of_pairs();
-    double sum = 0;
-    int64_t count = 0;
-    for (int64_t i = row; i < row + rows; i += stride) {
-      const uint8_t* const from = bytes + (i * linear_.k + col) / codes_in_byte;
-      for (int64_t j = 0; j < cols / codes_in_byte; ++j) sum += squares[from[j]];
-      count +=
-          codes_in_byte == 1 ? std::count_if(from, from + cols, [](uint8_t code) { return (code & 127) != 0; }) : cols;
-    }
-    return sum / static_cast<double>(std::max<int64_t>(1, count));
+    if (!whole) return measured_energy(block, false);
+    if (whole_.empty()) whole_.assign(scales_.size(), NAN);
+    double& known = whole_[static_cast<size_t>(block)];
+    if (std::isnan(known)) known = measured_energy(block, true);
+    return known;
   }
 
   /// Of FP8 in blocks: of up to 64 of them that have codes, the share in which one reaches the end of E4M3, as the largest
@@ -116,7 +105,7 @@ class Blocks {
       const int64_t block = i * count / std::min(most_blocks, count);
       const int64_t row = block / across_ * block_rows_, col = block % across_ * block_cols_;
       uint8_t largest = 0;
-      for (int64_t at = row; at < std::min(row + block_rows_, rows); ++at) {
+      for (int64_t at = row; at < std::min(row + block_rows_, rows) && largest < end; ++at) {
         const uint8_t* const from = bytes + at * linear_.k + col;
         for (int64_t j = 0; j < std::min(block_cols_, linear_.k - col); ++j)
           largest = std::max<uint8_t>(largest, from[j] & 0x7F);
@@ -142,6 +131,25 @@ class Blocks {
   }
 
  private:
+  double measured_energy(int64_t block, bool whole) const {
+    const int64_t row = block / across_ * block_rows_, col = block % across_ * block_cols_;
+    const int64_t rows = std::min(block_rows_, linear_.n * std::max<int64_t>(1, linear_.experts) - row);
+    const int64_t cols = std::min(block_cols_, linear_.k - col);
+    const int64_t stride = whole ? 1 : std::max<int64_t>(1, rows / 16);
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(codes_->bytes.data());
+    const int64_t codes_in_byte = linear_.kind == Kind::fp8 ? 1 : 2;
+    const auto& squares = linear_.kind == Kind::fp8 ? squares_of_e4m3() : squares_of_pairs();
+    double sum = 0;
+    int64_t count = 0;
+    for (int64_t i = row; i < row + rows; i += stride) {
+      const uint8_t* const from = bytes + (i * linear_.k + col) / codes_in_byte;
+      for (int64_t j = 0; j < cols / codes_in_byte; ++j) sum += squares[from[j]];
+      count +=
+          codes_in_byte == 1 ? std::count_if(from, from + cols, [](uint8_t code) { return (code & 127) != 0; }) : cols;
+    }
+    return sum / static_cast<double>(std::max<int64_t>(1, count));
+  }
+
   using Squares = std::array<double, 256>;
   static const Squares& squares_of_e4m3() {
     static const Squares squares = [] {
@@ -165,6 +173,7 @@ class Blocks {
   const StoredLinear& linear_;
   io::LoadedTensor codes_, stored_;
   std::vector<float> scales_;
+  mutable std::vector<double> whole_;  ///< energies of whole blocks that were asked for; NaN: of others
   bool sound_ = false, powers_of_two_ = false;
   int64_t block_rows_ = 1, block_cols_ = 1, across_ = 1;
 };
