@@ -142,7 +142,9 @@ void write_blocks(const std::filesystem::path& from, const std::filesystem::path
   const auto file = io::GgufFile::open(from);
   std::vector<io::PlannedGgufTensor> plan;
   for (const auto& tensor : file.header().tensors) {
-    const bool fits = tensor.shape.size() == 2 && tensor.shape.back() % describe(type).block == 0;
+    // Layers may do nothing, a table of tokens may not.
+    const bool fits = tensor.name != "token_embd.weight" && tensor.shape.size() == 2 &&
+                      tensor.shape.back() % describe(type).block == 0;
     plan.push_back({tensor.name, fits ? type : tensor.type, tensor.shape});
   }
   io::GgufWriter writer(to, plan, file.header().metadata, true, {});

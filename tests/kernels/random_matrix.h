@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/parallel.h"
+#include "core/rng.h"
 #include "core/views.h"
-#include "pooled_normal.h"
 
 namespace w4q::test {
 
@@ -13,7 +14,11 @@ namespace w4q::test {
 struct RandomMatrix {
   RandomMatrix(int64_t rows_, int64_t cols_, uint64_t seed)
       : rows(rows_), cols(cols_), values(static_cast<size_t>(rows_ * cols_)) {
-    fill_normal(values, seed);
+    parallel_for(rows * cols, 1 << 14, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        values[static_cast<size_t>(i)] = static_cast<float>(random_normal(seed, static_cast<uint64_t>(i)));
+      }
+    });
   }
   operator MatrixView<float>() { return {values.data(), rows, cols}; }
   operator MatrixView<const float>() const { return {values.data(), rows, cols}; }

@@ -112,6 +112,15 @@ TEST_F(TensorRows, ATableOfNothing) {
   expect(table, "is zero throughout: it was never loaded");
 }
 
+TEST_F(TensorRows, FilesOfNothingHaveLostNothing) {
+  for (int64_t layer = 0; layer < layers; ++layer) std::ranges::fill(bytes(up_proj(layer)), std::byte{0});
+  std::ranges::fill(bytes(table), std::byte{0});
+  made_.tensors["model.norm.weight"] = {DType::bf16, {k}, std::vector<std::byte>(static_cast<size_t>(2 * k))};
+  EXPECT_THAT(faults(), IsEmpty());
+  made_.tensors["model.norm.weight"].bytes.back() = std::byte{0x3F};
+  EXPECT_THAT(faults(), ::testing::SizeIs(layers + 1));
+}
+
 /// As codes of inputs are that say next to nothing beside their group's.
 TEST_F(TensorRows, MayBeAlikeAtAnyDistance) {
   for (int64_t row = 3; row < n; row += 2)
