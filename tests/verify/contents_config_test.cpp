@@ -46,7 +46,12 @@ TEST_F(ContentsConfig, RotationsAndTypes) {
   EXPECT_THAT(said_with("rope_scaling", {{"rope_type", "linear"}, {"factor", 0.25}}), HasSubstr("by 1 and more"));
   EXPECT_EQ(said_with("rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}), "");
   io::Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
-  EXPECT_THAT(said_with("rope_scaling", yarn), HasSubstr("has yarn without original_max_position_embeddings"));
+  EXPECT_EQ(said_with("rope_scaling", yarn), "");
+  auto made = test::made_mixture(Storage::bf16);
+  made.config["text_config"]["rope_scaling"] = yarn;
+  std::vector<std::string> notes;
+  check_contents(headers_of(made), &notes);
+  EXPECT_THAT(notes, ::testing::Contains(HasSubstr("has yarn without original_max_position_embeddings")));
   yarn["original_max_position_embeddings"] = 4096;
   EXPECT_EQ(said_with("rope_scaling", yarn), "");
   EXPECT_THAT(said_with("dtype", "int8"), HasSubstr("but all weights are floats"));

@@ -128,9 +128,9 @@ void settings_of_rotations(const StoredContents& contents, ContentsFindings& fin
   const bool original = !rope.value("original_max_position_embeddings", io::Json()).is_null() ||
                         !contents.stated({"original_max_position_embeddings"}).is_null();
   if (type == "yarn" && !rope.contains("short_factor") && !original)
-    findings.fault("config.json",
-                   "has yarn without original_max_position_embeddings: programs stop at it, or take "
-                   "max_position_embeddings for what the model was made with");
+    findings.notes.push_back(
+        "config.json has yarn without original_max_position_embeddings: transformers takes max_position_embeddings, "
+        "other programs stop");
 }
 
 /// Weights of 16 bits are no integers.

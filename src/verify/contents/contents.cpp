@@ -314,11 +314,11 @@ CheckRow contents_check() {
             if (!check) return;
             if (!check->passed && context.options().has_base())
               excuse_as_in_base(*check, context.base_headers(), notes);
+            for (const auto& note : notes) findings.note(note);
             const auto stated = checkpoint::stated_quantization(context.headers().config, context.headers().path);
             // Of plain weights it speaks where something is missing only.
             if (check->passed && !stated) return;
             if (!check->passed) check->detail += concat("; ", check->faults.size(), " faults");
-            for (const auto& note : notes) findings.note(note);
             findings.checks.add(std::move(*check));
           }};
 }

@@ -99,10 +99,10 @@ struct ContentsRule {
   void (*run)(const StoredContents&, ContentsFindings&);
 };
 
-/// By names and shapes (contents_names.cpp), by values (contents_values.cpp), beside others (contents_peers.cpp), by what
-/// config.json claims (contents_claims.cpp), by the sizes that it states (contents_sizes.cpp), by what other layers and
-/// experts have (contents_layers.cpp), by what a module consists of (contents_modules.cpp), by what config.json says that
-/// nobody can do (contents_config.cpp), and by what settings say of codes (contents_settings.cpp).
+/// By names and shapes (names.cpp), by values (values.cpp), beside others (peers.cpp), by what
+/// config.json claims (claims.cpp), by the sizes that it states (sizes.cpp), by what other layers and
+/// experts have (layers.cpp), by what a module consists of (modules.cpp), by what config.json says that
+/// nobody can do (config.cpp), and by what settings say of codes (settings.cpp).
 std::span<const ContentsRule> name_rules();
 std::span<const ContentsRule> value_rules();
 std::span<const ContentsRule> peer_rules();

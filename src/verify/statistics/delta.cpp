@@ -120,7 +120,7 @@ class DeltaNet {
   }
 
   /// What is called `name` is held against `other`: where the two have nothing in common as stored, and much in another
-  /// reading, by as much as relations of attention (statistics_energy.cpp).
+  /// reading, by as much as relations of attention (energy.cpp).
   static void hold(const std::string& name, std::string_view side, const std::string& other,
                    std::string_view other_side, const std::vector<double>& stored, const std::vector<double>& against,
                    const std::vector<DeltaReading>& readings, std::vector<std::string>& faults) {

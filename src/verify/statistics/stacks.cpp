@@ -20,7 +20,7 @@ namespace {
 using EnergyMap = std::map<std::string, Energies, std::less<>>;
 using Series = std::vector<double>;
 
-/// Of what writes and what reads, as in statistics_energy.cpp.
+/// Of what writes and what reads, as in energy.cpp.
 constexpr double sound_agreement = 0.3, no_agreement = 0.15, times_as_much = 3, beyond_doubt = 7;
 /// Mixtures in which both agree, before one alone is looked into.
 constexpr int64_t fewest_sound = 4;

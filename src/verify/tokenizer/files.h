@@ -36,9 +36,9 @@ struct TokenTable {
 std::vector<std::string> contradictions_of_tokenizer(const std::filesystem::path& folder, const io::Json& config,
                                                      bool encodes);
 
-/// Of tokenizer.json alone: merges, ids, template and normalizer (tokenizer_vocabulary.cpp).
+/// Of tokenizer.json alone: merges, ids, template and normalizer (vocabulary.cpp).
 void add_contradictions_of_vocabulary(const TokenTable& table, std::vector<std::string>& faults);
-/// Of the files that name tokens, with it (tokenizer_names.cpp). Throws bad_file.
+/// Of the files that name tokens, with it (names.cpp). Throws bad_file.
 void add_contradictions_of_names(const std::filesystem::path& folder, const io::Json& config, const TokenTable& table,
                                  std::vector<std::string>& faults);
 /// What generation_config.json, config.json and the chat template say that no program can do; `rows`: of the embeddings.
