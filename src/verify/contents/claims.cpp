@@ -210,7 +210,7 @@ void promised_inputs(const StoredContents& contents, ContentsFindings& findings)
 /// compressed-tensors measures the scales of a cache that is not scaled as it is filled.
 void promised_cache(const StoredContents& contents, ContentsFindings& findings) {
   const io::Json& quantization = contents.quantization();
-  if (!quantization.is_object() || quantization.value("quant_method", io::Json()) != "compressed-tensors") return;
+  if (!contents.has_method("compressed-tensors")) return;
   const io::Json scheme = quantization.value("kv_cache_scheme", io::Json());
   if (!scheme.is_object() || scheme.value("dynamic", io::Json()) != false) return;
   const bool there = std::ranges::any_of(contents.tensors().tensors(), [](const auto& tensor) {

@@ -91,16 +91,20 @@ constexpr std::array<std::string_view, 12> types = {"float16", "bfloat16",      
                                                     "half",    "float",         "double",      "auto",
                                                     "int8",    "float8_e4m3fn", "float8_e5m2", "uint8"};
 
+/// The type of weights, without the "torch." that some have before it; null: none is stated.
+io::Json stated_type(const StoredContents& contents) {
+  constexpr std::string_view torch = "torch.";
+  const io::Json& stated = contents.stated({"torch_dtype", "dtype"});
+  if (!stated.is_string()) return nullptr;
+  const auto type = stated.get<std::string>();
+  return type.starts_with(torch) ? type.substr(torch.size()) : type;
+}
+
 void names_that_programs_have(const StoredContents& contents, ContentsFindings& findings) {
   if (has_own_code(contents)) return;
-  io::Json type = contents.stated({"torch_dtype", "dtype"});
-  if (type.is_string()) {
-    const std::string text = type.get<std::string>();
-    type = text.starts_with("torch.") ? text.substr(6) : text;
-    if (!is_one_of(type, types))
-      findings.fault("config.json", concat("says that values have the type ", printable(type.dump()),
-                                           ", which no program has: float16, bfloat16 or float32 expected"));
-  }
+  if (const io::Json type = stated_type(contents); type.is_string() && !is_one_of(type, types))
+    findings.fault("config.json", concat("says that values have the type ", printable(type.dump()),
+                                         ", which no program has: float16, bfloat16 or float32 expected"));
   if (!is_of_known_name(contents)) return;
   const io::Json& activation = contents.stated({"hidden_act", "hidden_activation"});
   if (activation.is_string() && !is_one_of(activation, activations))
@@ -135,11 +139,8 @@ void settings_of_rotations(const StoredContents& contents, ContentsFindings& fin
 
 /// Weights of 16 bits are no integers.
 void type_of_plain_weights(const StoredContents& contents, ContentsFindings& findings) {
-  io::Json type = contents.stated({"torch_dtype", "dtype"});
-  if (!type.is_string() || contents.quantization().is_object() || has_own_code(contents)) return;
-  std::string name = type.get<std::string>();
-  if (name.starts_with("torch.")) name = name.substr(6);
-  if (name != "int8" && name != "uint8") return;
+  const io::Json type = stated_type(contents);
+  if (contents.quantization().is_object() || has_own_code(contents) || (type != "int8" && type != "uint8")) return;
   const auto plain = [](const StoredLinear& linear) { return linear.kind == Kind::plain; };
   if (!contents.linears().empty() && std::ranges::all_of(contents.linears(), plain))
     findings.fault("config.json", concat("says that values have the type ", printable(type.dump()),

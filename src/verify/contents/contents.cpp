@@ -109,7 +109,7 @@ StoredContents::StoredContents(const checkpoint::Folder& folder) : folder_(folde
       }
     }
   }
-  globs_ = !quantization_.is_object() || quantization_.value("quant_method", io::Json()) != "compressed-tensors";
+  globs_ = !has_method("compressed-tensors");
   left_out_.emplace(ignored_, globs_);
   if (!targets.empty() && std::ranges::find(targets, "Linear") == targets.end()) targets_.emplace(targets, globs_);
   for (const auto& [name, info] : tensors().tensors()) add(name, info);
@@ -141,11 +141,10 @@ int64_t StoredContents::mlx_group(const std::string& module) const {
 
 bool StoredContents::is_left_by_program(const StoredLinear& linear) const {
   if (const int64_t group = mlx_group(linear.path); group > 0) return linear.k % group != 0;
-  if (!quantization_.is_object() || linear.path.find(".experts.") == std::string::npos) return false;
-  return quantization_.value("quant_method", io::Json()) == "bitsandbytes" &&
-         std::ranges::none_of(linears_, [](const StoredLinear& other) {
-           return other.kind != Kind::plain && other.path.find(".experts.") != std::string::npos;
-         });
+  if (!has_method("bitsandbytes") || linear.path.find(".experts.") == std::string::npos) return false;
+  return std::ranges::none_of(linears_, [](const StoredLinear& other) {
+    return other.kind != Kind::plain && other.path.find(".experts.") != std::string::npos;
+  });
 }
 
 std::string StoredContents::scales_beside(const std::string& name) const {
@@ -261,14 +260,17 @@ std::string StoredContents::left_out_by(std::string_view module) const {
   return named ? std::string() : "config_groups, whose targets do not name it";
 }
 
+bool StoredContents::has_method(std::string_view method) const {
+  return quantization_.is_object() && quantization_.value("quant_method", io::Json()) == method;
+}
+
 void ContentsFindings::fault(std::string_view subject, const std::string& what) {
   faults.push_back(concat(printable(subject), " ", what));
 }
 
 std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vector<std::string>* notes) {
   const StoredContents contents(headers);
-  const io::Json& quantization = contents.quantization();
-  if (quantization.is_object() && quantization.value("quant_method", io::Json()) == "w4q") return std::nullopt;
+  if (contents.has_method("w4q")) return std::nullopt;
   ContentsFindings findings;
   for (const auto rules : {name_rules(), value_rules(), peer_rules(), claim_rules(), size_rules(), layer_rules(),
                            module_rules(), config_rules(), setting_rules()}) {

@@ -49,6 +49,8 @@ class StoredContents {
   const std::vector<StoredLinear>& linears() const noexcept { return linears_; }
   const StoredLinear* find(std::string_view path) const;
   const io::Json& quantization() const noexcept { return quantization_; }
+  /// Whether that is stated with this quant_method.
+  bool has_method(std::string_view method) const;
   const io::Json& config() const noexcept { return folder_.config; }
   /// Whether the weights are floats of few bits; of integers other rungs know more.
   bool small_floats() const noexcept { return small_floats_; }
@@ -99,10 +101,10 @@ struct ContentsRule {
   void (*run)(const StoredContents&, ContentsFindings&);
 };
 
-/// By names and shapes (names.cpp), by values (values.cpp), beside others (peers.cpp), by what
-/// config.json claims (claims.cpp), by the sizes that it states (sizes.cpp), by what other layers and
-/// experts have (layers.cpp), by what a module consists of (modules.cpp), by what config.json says that
-/// nobody can do (config.cpp), and by what settings say of codes (settings.cpp).
+/// By names and shapes (names.cpp), by values (values.cpp), beside others (peers.cpp), by what config.json claims
+/// (claims.cpp), by the sizes that it states (sizes.cpp), by what other layers and experts have (layers.cpp), by what a
+/// module consists of (modules.cpp), by what config.json says that nobody can do (config.cpp), and by what settings say of
+/// codes (settings.cpp).
 std::span<const ContentsRule> name_rules();
 std::span<const ContentsRule> value_rules();
 std::span<const ContentsRule> peer_rules();

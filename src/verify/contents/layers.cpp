@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "model/parameters.h"
 #include "verify/contents/contents.h"
+#include "verify/names.h"
 #include "verify/statistics/norms.h"
 
 namespace w4q::verify {
@@ -19,13 +20,10 @@ namespace {
 
 using Kind = StoredLinear::Kind;
 
-bool names_any(std::string_view name, std::initializer_list<std::string_view> words) {
-  return std::ranges::any_of(words, [&](std::string_view word) { return name.find(word) != std::string_view::npos; });
-}
-bool is_of_tower(std::string_view name) { return names_any(name, {"vis", "audio", "image", "speech"}); }
-bool is_of_further(std::string_view name) { return names_any(name, {"mtp", "nextn", "eh_proj"}); }
+bool is_of_tower(std::string_view name) { return has_part(name, {"vis", "audio", "image", "speech"}); }
+bool is_of_further(std::string_view name) { return has_part(name, {"mtp", "nextn", "eh_proj"}); }
 bool is_beside_text(std::string_view name) {
-  return is_of_tower(name) || is_of_further(name) || names_any(name, {"encoder", "adapter", "lora", "draft"});
+  return is_of_tower(name) || is_of_further(name) || has_part(name, {"encoder", "adapter", "lora", "draft"});
 }
 
 int64_t stated_experts(const StoredContents& contents) {
@@ -186,7 +184,7 @@ bool is_all_zero(const StoredContents& contents, const std::string& name) {
 
 /// Matrices that add to a residual stream are zero in blocks that were put between others.
 bool adds_to_stream(std::string_view path) {
-  return names_any(path, {"o_proj", "out_proj", "down_proj", "fc2", ".proj", "wo", "w2", "dense"});
+  return has_part(path, {"o_proj", "out_proj", "down_proj", "fc2", ".proj", "wo", "w2", "dense"});
 }
 
 /// A matrix of a tower, of layers for further tokens, or of a projector, that nobody wrote.
@@ -194,7 +192,7 @@ void zeros_beside_text(const StoredContents& contents, ContentsFindings& finding
   for (const auto& linear : contents.linears()) {
     const bool beside = is_of_tower(linear.path) || is_of_further(linear.path);
     if (!beside || linear.codes.empty() || linear.n <= 1 || linear.k <= 1 || adds_to_stream(linear.path)) continue;
-    if (names_any(linear.path, {"pos", "lora", "adapter"}) || !is_all_zero(contents, linear.codes)) continue;
+    if (has_part(linear.path, {"pos", "lora", "adapter"}) || !is_all_zero(contents, linear.codes)) continue;
     findings.fault(linear.path, "holds nothing but zeros: it was made, and never written");
   }
 }
@@ -333,7 +331,7 @@ void towers_lead_to_text(const StoredContents& contents, ContentsFindings& findi
     const bool table = model::is_embedding(model::module_path(name)) || model::is_head(model::module_path(name));
     tower = tower || (is_of_tower(name) && model::layer_numbers(name).layer >= 0);
     // A norm or a bias of that size tells it as well, and so do the codes of what is packed.
-    leads = leads || (!table && (is_of_tower(name) || info.shape.size() > 1 || names_any(name, {"proj", "merger"})) &&
+    leads = leads || (!table && (is_of_tower(name) || info.shape.size() > 1 || has_part(name, {"proj", "merger"})) &&
                       std::ranges::find(info.shape, hidden) != info.shape.end());
   }
   for (const auto& linear : contents.linears()) {
@@ -356,10 +354,10 @@ void further_layers(const StoredContents& contents, ContentsFindings& findings) 
   for (const auto& linear : contents.linears()) {
     const bool behind = layers > 0 && model::layer_numbers(linear.path).layer >= layers && !is_beside_text(linear.path);
     if (!is_of_further(linear.path) && !behind) continue;
-    if (model::is_embedding(linear.path) || names_any(linear.path, {"embed", "head"})) continue;
+    if (model::is_embedding(linear.path) || has_part(linear.path, {"embed", "head"})) continue;
     any = true;
     const bool joint = linear.k == 2 * hidden || linear.n == 2 * hidden || linear.kind == Kind::integer;
-    const bool named = names_any(linear.path, {"eh_proj", "e_proj", "h_proj", ".fc", "linear_proj", "input_proj"});
+    const bool named = has_part(linear.path, {"eh_proj", "e_proj", "h_proj", ".fc", "linear_proj", "input_proj"});
     joins = joins || joint || named;
     computes = computes || !named;
   }

@@ -35,10 +35,6 @@ std::vector<WeightsGroup> groups_of_weights(const io::Json& quantization) {
   return found;
 }
 
-bool has_method(const io::Json& quantization, std::string_view method) {
-  return quantization.is_object() && quantization.value("quant_method", io::Json()) == method;
-}
-
 std::vector<const StoredLinear*> packed_linears(const StoredContents& contents) {
   std::vector<const StoredLinear*> found;
   for (const auto& linear : contents.linears()) {
@@ -123,7 +119,7 @@ std::string_view type_of_scales(DType stored) {
 }
 
 void arguments_of_groups(const StoredContents& contents, ContentsFindings& findings) {
-  if (!has_method(contents.quantization(), "compressed-tensors")) return;
+  if (!contents.has_method("compressed-tensors")) return;
   const auto packed = packed_linears(contents);
   if (packed.empty()) return;
   const auto groups = groups_of_weights(contents.quantization());
@@ -180,7 +176,7 @@ bool is_stored_as(const StoredContents& contents, const StoredLinear& linear, st
 /// all linears by it.
 void formats_of_groups(const StoredContents& contents, ContentsFindings& findings) {
   const io::Json& quantization = contents.quantization();
-  if (!has_method(quantization, "compressed-tensors")) return;
+  if (!contents.has_method("compressed-tensors")) return;
   const auto packed = packed_linears(contents);
   const auto groups = groups_of_weights(quantization);
   if (packed.empty()) return;
@@ -242,10 +238,10 @@ void settings_of_modelopt(const StoredContents& contents, ContentsFindings& find
   const auto has_small_scales = [&](const StoredLinear& linear) {
     return !linear.scales.empty() && contents.tensors().at(linear.scales).dtype == DType::f8_e4m3;
   };
-  if (has_method(quantization, "modelopt") && quantization.value("quant_algo", io::Json()) == "W4A16_AWQ" &&
+  if (contents.has_method("modelopt") && quantization.value("quant_algo", io::Json()) == "W4A16_AWQ" &&
       std::ranges::any_of(contents.linears(), has_small_scales))
     return findings.fault("config.json", "says quant_algo \"W4A16_AWQ\", but scales are F8_E4M3, as those of NVFP4");
-  if (!has_method(quantization, "modelopt") || kind == nullptr || quantization.contains("quantized_layers")) return;
+  if (!contents.has_method("modelopt") || kind == nullptr || quantization.contains("quantized_layers")) return;
   const io::Json algorithm = quantization.value("quant_algo", io::Json());
   const auto row = std::ranges::find_if(algorithms, [&](const auto& known) { return algorithm == known.first; });
   if (algorithm.is_null()) {
@@ -281,7 +277,7 @@ void settings_of_modelopt(const StoredContents& contents, ContentsFindings& find
 /// Readers of FP8 take one scale for a matrix where no block is stated.
 void blocks_of_fp8(const StoredContents& contents, ContentsFindings& findings) {
   const io::Json& quantization = contents.quantization();
-  if (!has_method(quantization, "fp8") || !quantization.value("weight_block_size", io::Json()).is_null()) return;
+  if (!contents.has_method("fp8") || !quantization.value("weight_block_size", io::Json()).is_null()) return;
   for (const auto& linear : contents.linears()) {
     if (linear.kind != Kind::fp8 || !linear.scales.ends_with("_scale_inv") || linear.experts > 0) continue;
     const Shape& shape = contents.tensors().at(linear.scales).shape;
@@ -295,7 +291,7 @@ void blocks_of_fp8(const StoredContents& contents, ContentsFindings& findings) {
 /// GPTQ's readers expect a head in codes where config.json says that it was packed.
 void promised_head(const StoredContents& contents, ContentsFindings& findings) {
   const io::Json& quantization = contents.quantization();
-  if (!has_method(quantization, "gptq") || quantization.value("lm_head", io::Json()) != true) return;
+  if (!contents.has_method("gptq") || quantization.value("lm_head", io::Json()) != true) return;
   if (packed_linears(contents).empty() || any_ends_with(contents, {"lm_head.qweight"})) return;
   findings.fault("config.json", "says that the head is quantized (\"lm_head\": true), but there is no lm_head.qweight");
 }
