@@ -9,11 +9,8 @@
 #include "kernels/linear/rows.h"
 
 namespace w4q::kernels {
+namespace int8 {
 namespace {
-
-using int8::GemmLaunch;
-using int8::Int8Order;
-using int8::Tiling;
 
 /// Rows of a launch: more are cut, so that their int8 copy stays small.
 constexpr int64_t most_slice_rows = 4096;
@@ -121,7 +118,8 @@ constexpr KernelRow rows[] = {
 };
 
 }  // namespace
+}  // namespace int8
 
-std::span<const KernelRow> int8_rows() noexcept { return rows; }
+std::span<const KernelRow> int8_rows() noexcept { return int8::rows; }
 
 }  // namespace w4q::kernels

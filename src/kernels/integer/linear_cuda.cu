@@ -13,6 +13,7 @@
 #include "repack/layout_marlin.h"
 
 namespace w4q::kernels {
+namespace integer {
 namespace {
 
 using formats::ScaleType;
@@ -153,8 +154,9 @@ constexpr KernelRow rows[] = {
 };
 
 }  // namespace
+}  // namespace integer
 
-bool takes_marlin(const Scheme& scheme) { return takes_int8_activations(scheme); }
+bool takes_marlin(const formats::Scheme& scheme) { return takes_int8_activations(scheme); }
 
 integer::MarlinLaunch prepare_marlin(const LinearArgs& args) {
   const auto& w = args.pass();
@@ -166,8 +168,8 @@ integer::MarlinLaunch prepare_marlin(const LinearArgs& args) {
   launch.input_tiles = static_cast<int>(map.padded_cols / repack::MarlinMap::tile_cols);
   launch.input_tile_loads = map.row_words() / 4;
   launch.padded_rows = map.padded_rows;
-  launch.bf16_scales = w.scheme.scale == ScaleType::bf16;
-  launch.weight_factor = weight_factor(args);
+  launch.bf16_scales = w.scheme.scale == formats::ScaleType::bf16;
+  launch.weight_factor = integer::weight_factor(args);
   if (map.single_group) {
     launch.group_shift = integer::one_group;
     launch.output_scales = w.scales;
@@ -178,7 +180,7 @@ integer::MarlinLaunch prepare_marlin(const LinearArgs& args) {
   return launch;
 }
 
-std::span<const KernelRow> integer_rows() noexcept { return rows; }
+std::span<const KernelRow> integer_rows() noexcept { return integer::rows; }
 
 void check_integer_pass(const DevicePass& w) {
   require(w.scales != nullptr, "a null pointer", "scales are needed");

@@ -10,6 +10,7 @@
 #include "kernels/linear/rows.h"
 
 namespace w4q::kernels {
+namespace kbit {
 namespace {
 
 /// A stretch is for f16.
@@ -182,6 +183,7 @@ constexpr KernelRow rows[] = {
 };
 
 }  // namespace
+}  // namespace kbit
 
 void set_weight_factors(const DevicePass& pass, DType activation, frame::Launch& launch) {
   const bool half = activation == DType::f16;
@@ -192,11 +194,12 @@ void set_weight_factors(const DevicePass& pass, DType activation, frame::Launch&
   // f16 products stay below 2^15: table entries take what the largest scale leaves.
   const int product_top = half ? 14 : 0;
   const int entry_top = std::min(half ? 14 : 120, product_top - (scale_top + 1 + scale_exponent));
-  launch.table_factor = factor_of_table(pass, activation, e4m4 ? pass.product_stretch : pass.table_stretch, entry_top);
+  launch.table_factor =
+      kbit::factor_of_table(pass, activation, e4m4 ? pass.product_stretch : pass.table_stretch, entry_top);
   launch.result_factor = std::ldexp(1.0f, -scale_exponent) / launch.table_factor;
 }
 
-std::span<const KernelRow> kbit_rows() noexcept { return rows; }
+std::span<const KernelRow> kbit_rows() noexcept { return kbit::rows; }
 
 void check_kbit_pass(const DevicePass& w) {
   require(

@@ -10,6 +10,7 @@
 #include "kernels/common/silu.cuh"
 
 namespace w4q::kernels {
+namespace dense_gemv {
 namespace {
 
 constexpr int warps = 8;
@@ -150,8 +151,10 @@ void launch_gemv(const DenseGemvArgs& args, const device::Stream& stream) {
 }
 
 }  // namespace
+}  // namespace dense_gemv
 
 void dense_gemv_cuda(const DenseGemvArgs& args, const device::Stream& stream) {
+  using namespace dense_gemv;
   ensure(dense_gemv_accepts(args.n, args.k), "dense_gemv: sizes do not fit");
   if (args.out != nullptr) return launch_gemv<Output::half>(args, stream);
   if (args.out_fp32 != nullptr) return launch_gemv<Output::fp32>(args, stream);

@@ -5,6 +5,7 @@
 #include "kernels/linear/rows.h"
 
 namespace w4q::kernels {
+namespace dense {
 namespace {
 
 bool accepts(const LinearDesc& desc, int64_t most, std::string* why) {
@@ -60,7 +61,8 @@ constexpr KernelRow rows[] = {
 };
 
 }  // namespace
+}  // namespace dense
 
-std::span<const KernelRow> dense_rows() noexcept { return rows; }
+std::span<const KernelRow> dense_rows() noexcept { return dense::rows; }
 
 }  // namespace w4q::kernels

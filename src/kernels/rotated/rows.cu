@@ -22,13 +22,8 @@
 #include "kernels/wgmma/plan.h"
 
 namespace w4q::kernels {
+namespace rotated {
 namespace {
-
-using rotated::group_of;
-using rotated::Passes;
-using rotated::rotate_alike;
-using rotated::RotatedLaunch;
-using rotated::rotates_inside;
 
 /// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (dequantize_sum.h),
 /// later where warpgroup products are to be had.
@@ -325,7 +320,8 @@ constexpr KernelRow rows[] = {
 };
 
 }  // namespace
+}  // namespace rotated
 
-std::span<const KernelRow> rotated_rows() noexcept { return rows; }
+std::span<const KernelRow> rotated_rows() noexcept { return rotated::rows; }
 
 }  // namespace w4q::kernels

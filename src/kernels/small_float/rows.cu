@@ -9,13 +9,12 @@
 #include "kernels/small_float/launch.cuh"
 
 namespace w4q::kernels {
+namespace small_float {
 namespace {
 
 constexpr std::string_view layout = "float-fragment";
 
 }  // namespace
-
-namespace small_float {
 
 bool accepts(const LinearDesc& desc, int64_t least, int64_t most, std::string* why) {
   if (!accepts_rows(desc, layout, least, most, why)) return false;
@@ -48,10 +47,8 @@ void check_float_pass(const DevicePass& pass) {
   require(aligned(pass.output_factors, 4), "a misaligned pointer", "f32 to 4 bytes");
 }
 
+namespace small_float {
 namespace {
-
-using small_float::accepts;
-using small_float::set_factors;
 
 void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   frame::Launch launch = prepare(args);
@@ -105,7 +102,8 @@ constexpr KernelRow rows[] = {
 };
 
 }  // namespace
+}  // namespace small_float
 
-std::span<const KernelRow> float_rows() noexcept { return rows; }
+std::span<const KernelRow> float_rows() noexcept { return small_float::rows; }
 
 }  // namespace w4q::kernels

@@ -17,10 +17,8 @@
 #include "kernels/wgmma/plan.h"
 
 namespace w4q::kernels {
+namespace trellis {
 namespace {
-
-using trellis::Map;
-using trellis::TrellisLaunch;
 
 // -- which row takes what
 
@@ -299,7 +297,8 @@ constexpr KernelRow rows[] = {
 };
 
 }  // namespace
+}  // namespace trellis
 
-std::span<const KernelRow> trellis_rows() noexcept { return rows; }
+std::span<const KernelRow> trellis_rows() noexcept { return trellis::rows; }
 
 }  // namespace w4q::kernels

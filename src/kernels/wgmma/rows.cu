@@ -22,6 +22,7 @@ int64_t wgmma::most_rows_here(int64_t rows, int64_t measured) {
   return rows <= measured || device::have_cublas() ? measured : most_rows;
 }
 
+namespace wgmma {
 namespace {
 
 /// `least` to `most` rows of a layout.
@@ -101,7 +102,8 @@ constexpr KernelRow rows[] = {
 };
 
 }  // namespace
+}  // namespace wgmma
 
-std::span<const KernelRow> wgmma_rows() noexcept { return rows; }
+std::span<const KernelRow> wgmma_rows() noexcept { return wgmma::rows; }
 
 }  // namespace w4q::kernels
