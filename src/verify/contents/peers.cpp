@@ -14,6 +14,7 @@
 #include "io/digest.h"
 #include "io/system.h"
 #include "model/parameters.h"
+#include "verify/contents/byte_values.h"
 #include "verify/contents/contents.h"
 #include "verify/statistics/norms.h"
 #include "verify/statistics/repeated_parts.h"
@@ -54,7 +55,7 @@ struct Copy {
 /// Whether two could not be the same by chance, nor because there is nothing in them.
 bool says_something(std::span<const std::byte> bytes) {
   constexpr size_t fewest = 128, values = 16;
-  return bytes.size() >= fewest && std::set<std::byte>(bytes.begin(), bytes.end()).size() >= values;
+  return bytes.size() >= fewest && has_values(bytes, values);
 }
 
 /// Whether a tensor of a layer is a norm, or a matrix in 16 bit or FP8.

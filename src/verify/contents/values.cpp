@@ -5,7 +5,6 @@
 #include <cmath>
 #include <map>
 #include <numeric>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -16,6 +15,7 @@
 #include "core/text.h"
 #include "io/digest.h"
 #include "model/parameters.h"
+#include "verify/contents/byte_values.h"
 #include "verify/contents/contents.h"
 #include "verify/conventions/sample.h"
 #include "verify/median.h"
@@ -884,7 +884,7 @@ void fused_twice(const StoredContents& contents, ContentsFindings& findings) {
         if (other == nullptr || other->codes.empty()) continue;
         const auto a = contents.tensors().load(linear.codes), b = contents.tensors().load(other->codes);
         const auto first = a->bytes.first(std::min<size_t>(a->bytes.size(), 4096));
-        if (a->bytes.size() < fewest || std::set<std::byte>(first.begin(), first.end()).size() < values) continue;
+        if (a->bytes.size() < fewest || !has_values(first, values)) continue;
         if (std::ranges::equal(a->bytes, b->bytes))
           findings.fault(other->path, concat("holds the codes of ", linear.path));
       }
@@ -943,7 +943,7 @@ void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
     if (end == std::string::npos || linear.experts > 0) continue;
     const auto loaded = contents.tensors().load(linear.codes);
     const auto bytes = loaded->bytes.first(std::min(looked_at, loaded->bytes.size()));
-    if (std::set<std::byte>(bytes.begin(), bytes.end()).size() < 8 || bytes.size() < fewest) continue;
+    if (!has_values(bytes, 8) || bytes.size() < fewest) continue;
     const std::string mixture = linear.path.substr(0, at);
     ++held[mixture];
     const auto [first, added] =
