@@ -24,6 +24,7 @@
 #include "model/stored_sizes.h"
 #include "pipeline/allocate.h"
 #include "pipeline/distill_output.h"
+#include "pipeline/kept_values.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/quantize_record.h"
 #include "pipeline/quantize_units.h"
@@ -499,9 +500,19 @@ class Quantizing {
     } else if (tensor.scheme) {
       record.tensors.push_back(quantize_tensor(tensor, source_, request_, factors_, writer_, alone));
     } else {
-      writer_.copy(source_.folder.tensors, tensor.name);
+      keep(tensor.name, record);
     }
     if (tensor.scheme) refuse_saturated(tensor, record.tensors.back().stats, source_);
+  }
+
+  void keep(const std::string& name, QuantizeRecord& record) {
+    const auto& tensors = source_.folder.tensors;
+    KeptValues values(tensors.stored_dtype(name));
+    tensors.read_stored(name, [&](int64_t offset, std::span<const std::byte> bytes) {
+      writer_.write_part(name, offset, bytes);
+      values.add(offset, bytes);
+    });
+    if (auto note = values.note(name)) record.notes.push_back(std::move(*note));
   }
 
   const OpenedModel& source_;

@@ -27,6 +27,29 @@ class QuantizeModel : public ::testing::Test {
     return result;
   }
 
+  /// Two bytes in the place of value `at` of a tensor.
+  struct Damage {
+    uint64_t at;
+    const char* bytes;
+  };
+
+  /// A copy of the bundled model with `damage_of(name)` done to its tensors.
+  template <class DamageOf>
+  std::filesystem::path damaged(const DamageOf& damage_of) const {
+    std::filesystem::copy(test::testdata() / "w4q-llama-tiny", folder_ / "m", std::filesystem::copy_options::recursive);
+    const auto path = folder_ / "m/model.safetensors";
+    const std::string file = io::read_file(path);
+    const auto header = io::parse_safetensors(std::as_bytes(std::span(file)), file.size(), path.native());
+    std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+    for (const auto& tensor : header.tensors) {
+      const std::optional<Damage> damage = damage_of(tensor.name);
+      if (!damage) continue;
+      stream.seekp(static_cast<std::streamoff>(header.data_begin + tensor.begin + 2 * damage->at));
+      stream.write(damage->bytes, 2);
+    }
+    return folder_ / "m";
+  }
+
   test::TemporaryFolder folder_;
 };
 
@@ -132,25 +155,32 @@ TEST_F(QuantizeModel, BytesAndReportDoNotDependOnThreads) {
 }
 
 TEST_F(QuantizeModel, OfSeveralBadTensorsTheFirstIsNamed) {
-  std::filesystem::copy(test::testdata() / "w4q-llama-tiny", folder_ / "m", std::filesystem::copy_options::recursive);
-  const auto path = folder_ / "m/model.safetensors";
-  const std::string file = io::read_file(path);
-  const auto header = io::parse_safetensors(std::as_bytes(std::span(file)), file.size(), path.native());
-  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
-  for (const auto& tensor : header.tensors) {
-    if (!tensor.name.ends_with("down_proj.weight")) continue;
-    stream.seekp(static_cast<std::streamoff>(header.data_begin + tensor.begin));
-    stream.write("\xC0\x7F", 2);
-  }
-  stream.close();
   auto wanted = request("q");
-  wanted.model = folder_ / "m";
+  wanted.model = damaged([](std::string_view name) {
+    return name.ends_with("down_proj.weight") ? std::optional<Damage>({0, "\xC0\x7F"}) : std::nullopt;
+  });
   for (const int count : {1, 5}) {
     set_threads(count);
     test::expect_error(ErrorCode::bad_file, {"model.layers.0.mlp.down_proj.weight", "row 0"},
                        [&] { quantize_model(wanted); });
   }
   set_threads(0);
+}
+
+/// Their bytes stay what they are; an infinity may be meant.
+TEST_F(QuantizeModel, KeptValuesThatAreNoNumbersAreNoted) {
+  auto wanted = request("q");
+  wanted.model = damaged([](std::string_view name) {
+    if (name == "model.norm.weight") return std::optional<Damage>({17, "\xC0\x7F"});
+    if (name == "model.layers.1.input_layernorm.weight") return std::optional<Damage>({3, "\x80\xFF"});
+    return std::optional<Damage>();
+  });
+  const auto report = quantize_model(wanted);
+  std::vector<std::string> found;
+  std::ranges::copy_if(report.plan.notes, std::back_inserter(found),
+                       [](const std::string& note) { return note.find("is NaN") != std::string::npos; });
+  ASSERT_EQ(found.size(), 1);
+  EXPECT_TRUE(found[0].starts_with("model.norm.weight: value 17 is NaN, kept as it is")) << found[0];
 }
 
 /// Plans count what stands side by side.
