@@ -43,7 +43,7 @@ bool takes_block(const Block& block) {
   const bool plain = linears.size() == 3 && linears[0].role == Role::query && linears[1].role == Role::key &&
                      linears[2].role == Role::value;
   return plain && !attention.output_gate && !attention.sinks && !attention.keys_are_values && !attention.value_norm &&
-         !attention.keys_of && attention.soft_cap == 0 && attention.temperature == 0;
+         !attention.keys_of && attention.soft_cap == 0 && attention.temperature == 0 && attention.clip == 0;
 }
 
 /// What a block keeps of its way forward for its way back.

@@ -285,6 +285,7 @@ io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<st
                                {name + ".rope.dimension_count", u32(rotating(config))},
                                {name + ".vocab_size", u32(config.vocab_size)}};
   demand_activation(config);
+  demand(std::ranges::all_of(config.attention, [](const auto& layer) { return layer.clip == 0; }), config, "clip_qkv");
   model::RopeConfig rope = config.rope;
   if (family != nullptr && family->partial_rotary) rope.partial_rotary_factor = 1;
   if (family == nullptr || !family->own_rope) rope_scaling_to_gguf(rope, name, metadata);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/folder.h"
 #include "core/error.h"
@@ -237,20 +239,41 @@ int64_t ModelConfig::intermediate_of(int64_t layer) const {
 
 namespace {
 
+/// The names that transformers has for them (ACT2FN); not those with parameters of their own.
+constexpr std::pair<std::string_view, Activation> activations[] = {
+    {"silu", Activation::silu},
+    {"swish", Activation::silu},
+    {"gelu", Activation::gelu},
+    {"gelu_python", Activation::gelu},
+    {"gelu_pytorch_tanh", Activation::gelu_tanh},
+    {"gelu_python_tanh", Activation::gelu_tanh},
+    {"gelu_new", Activation::gelu_tanh},
+    {"gelu_fast", Activation::gelu_tanh},
+    {"gelu_accurate", Activation::gelu_tanh},
+    {"quick_gelu", Activation::quick_gelu},
+    {"relu", Activation::relu},
+    {"relu2", Activation::relu_squared},
+    {"relu6", Activation::relu6},
+    {"leaky_relu", Activation::leaky_relu},
+    {"sigmoid", Activation::sigmoid},
+    {"tanh", Activation::tanh},
+    {"linear", Activation::linear},
+    {"mish", Activation::mish},
+    {"hardswish", Activation::hard_swish},
+};
+
 void parse_activation(const ConfigReader& reader, ModelConfig& config) {
   const std::string_view key = config.architecture->activation_key;
   if (key.empty()) return;
   const std::string name = reader.text(key).value_or(std::string(config.architecture->activation));
-  if (name == "silu" || name == "swish") return;
-  if (name == "gelu") {
-    config.activation = Activation::gelu;
-    return;
-  }
-  if (name != "gelu_pytorch_tanh" && name != "gelu_new") {
+  const auto found = std::ranges::find(activations, name, &std::pair<std::string_view, Activation>::first);
+  if (found == std::end(activations)) {
+    std::vector<std::string> names;
+    for (const auto& [known, activation] : activations) names.emplace_back(known);
     throw Error(ErrorCode::unsupported, concat(reader.source(), ": ", key, " \"", printable(name), "\""))
-        .detail("supported: silu, gelu, gelu_pytorch_tanh");
+        .detail("supported: " + join(names));
   }
-  config.activation = Activation::gelu_tanh;
+  config.activation = found->second;
 }
 
 ModelConfig parse_text_config(const ConfigReader& reader, const io::Json& json, const ArchitectureRow& row) {

@@ -52,6 +52,7 @@ struct AttentionConfig {
   RopeConfig rope = {};
   double scale = 0;     ///< of logits; 0: 1/√head_dim
   double soft_cap = 0;  ///< kernels::AttentionOptions::soft_cap
+  double clip = 0;      ///< queries, keys and values are cut off at ± this, before they turn; 0: they are not
   /// Queries are multiplied by 1 + temperature · ln(1 + ⌊position / temperature_length⌋).
   double temperature = 0;
   int64_t temperature_length = 1;

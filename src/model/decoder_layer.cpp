@@ -20,6 +20,18 @@ namespace {
 
 using kernels::LinearWeight;
 
+/// Values beyond ± limit become that; 0: none does.
+void clip_rows(MatrixView<float> rows, double limit) {
+  if (limit == 0) return;
+  const auto most = static_cast<float>(limit);
+  parallel_for(rows.rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      for (float& value : std::span(rows.row(r), static_cast<size_t>(rows.cols)))
+        value = std::clamp(value, -most, most);
+    }
+  });
+}
+
 /// Rows that pass through the MLP together, so that a long prompt does not hold its wide activations all at once.
 constexpr int64_t mlp_rows = 1024;
 
@@ -255,6 +267,7 @@ MatrixView<float> LayerDecoder::Impl::attend(const BlockRun& run, MatrixView<con
     pick(k, 0, 1, v);
   }
   if (const auto norm = run.norm(NormRole::query); !norm.empty()) kernels::rms_norm_heads(q, norm, eps);
+  clip_rows(q, attention.clip);
   turn(attention, q);
   warm(attention, q);
   if (!attention.keys_of) {
@@ -263,6 +276,8 @@ MatrixView<float> LayerDecoder::Impl::attend(const BlockRun& run, MatrixView<con
       const std::vector<float> ones(static_cast<size_t>(dim), 1.0f);
       kernels::rms_norm_heads(v, ones, eps);
     }
+    clip_rows(k, attention.clip);
+    clip_rows(v, attention.clip);
     turn(attention, k);
   }
   const auto mixed = attended.matrix(rows, query_width);

@@ -322,6 +322,7 @@ std::string_view obstacle(const Block& block) {
     case BlockKind::layer_embedding:
       return "embeddings of its own";
     default:
+      if (block.attention.clip != 0) return "queries, keys and values that are cut off";
       return block.attention.keys_of ? "the keys of another layer" : "";
   }
 }

@@ -374,6 +374,12 @@ Asked AskedSchemes::modelopt(const Layer& layer) const {
   return asked;
 }
 
+/// What config.json leaves out transformers takes for blocks of 128 × 128, servers for one scale a matrix; null is that to all.
+bool AskedSchemes::takes_usual_blocks(Program program) const {
+  return program == Program::transformers && model_.method() == Method::fp8 &&
+         !model_.quantization().contains("weight_block_size");
+}
+
 Asked AskedSchemes::of(Program program, const Layer& layer) const {
   const bool server = describe(program).fuses;
   switch (model_.method()) {
@@ -399,7 +405,9 @@ Asked AskedSchemes::of(Program program, const Layer& layer) const {
         if (!entry.empty()) return {{}, concat("modules_to_not_convert: ", entry), {}};
       }
       const Match match = program == Program::vllm ? &NameList::exact : &NameList::path_or_glob;
-      return listed(layer, match, true, true, "modules_to_not_convert");
+      Asked asked = listed(layer, match, true, true, "modules_to_not_convert");
+      if (asked.scheme && takes_usual_blocks(program)) asked.scheme->block_rows = asked.scheme->block_cols = 128;
+      return asked;
     }
     case Method::mxfp4:
       if (layer.split == Split::experts) return {common_, "experts", {}};

@@ -70,6 +70,7 @@ class AskedSchemes {
   Asked listed(const Layer& layer, Match match, bool fused_names, bool unfused_names, const char* key) const;
   Asked modelopt(const Layer& layer) const;
   bool is_plain(const Layer& layer) const;
+  bool takes_usual_blocks(Program program) const;
   std::optional<size_t> ct_group(Program program, const Layer& layer) const;
   std::optional<size_t> named_group(std::string_view name) const;
   const Rule* rule_of(std::string_view name) const;

@@ -312,11 +312,26 @@ void cache_scheme(const Question& question, Findings& findings) {
 
 // ---- FP8, ModelOpt, MXFP4, Humming ------------------------------------------------------------------------------------
 
+/// Servers take one scale a matrix, under another name, where no block is stated.
+void fp8_blocks_unsaid(const Question& question, Findings& findings) {
+  const StoredModel& model = question.model;
+  if (question.program == trt_llm || !describe(question.program).fuses) return;
+  for (const auto& [path, linear] : model.linears()) {
+    const io::TensorInfo* const scales = linear.find("weight_scale_inv");
+    if (linear.form != Form::fp8 || scales == nullptr || element_count(scales->shape) <= 1) continue;
+    return findings.add(Severity::refused, path + ".weight_scale_inv", at(model, "weight_block_size"),
+                        "the blocks of its scales, for without them weights have one scale",
+                        concat("nothing, and scales ", shape_text(scales->shape)),
+                        "write the blocks, as [128, 128], which transformers takes where the key is missing");
+  }
+}
+
 void fp8_keys(const Question& question, Findings& findings) {
   const StoredModel& model = question.model;
   if (model.method() != Method::fp8) return;
   const std::string scheme = text(model.quantization(), "activation_scheme");
   const Json& block = member(model.quantization(), "weight_block_size");
+  if (block.is_null()) fp8_blocks_unsaid(question, findings);
   if (describe(question.program).fuses && question.program != trt_llm) {
     if (!scheme.empty() && scheme != "static" && scheme != "dynamic") {
       findings.add(Severity::refused, {}, at(model, "activation_scheme"), "static or dynamic", printable(scheme),
@@ -496,7 +511,7 @@ std::vector<Rule> config_rules() {
        cache_scheme},
       {"fp8-keys",
        {vllm, sglang, mlx},
-       "FP8 in blocks has dynamic activations",
+       "FP8 in blocks says which blocks, and has dynamic activations",
        "vllm fp8.py:107-129, mlx_lm/utils.py",
        fp8_keys},
       {"modelopt-algorithm",

@@ -8,6 +8,7 @@ namespace w4q::verify {
 
 CheckRow serving_check();
 CheckRow digests_check();
+CheckRow gguf_check();
 CheckRow contents_check();
 CheckRow zero_pages_check();
 CheckRow rows_check();
@@ -26,9 +27,10 @@ CheckRow kv_compare_check();
 CheckRow speed_check();
 
 inline constexpr CheckRow (*rungs[])() = {
-    serving_check,   digests_check,   contents_check,   zero_pages_check, rows_check,       conventions_check,
-    structure_check, tokenizer_check, codes_check,      finite_check,     decoder_check,    statistics_check,
-    weights_check,   reference_check, perplexity_check, kernels_check,    kv_compare_check, speed_check,
+    serving_check,    digests_check,     gguf_check,       contents_check,  zero_pages_check,
+    rows_check,       conventions_check, structure_check,  tokenizer_check, codes_check,
+    finite_check,     decoder_check,     statistics_check, weights_check,   reference_check,
+    perplexity_check, kernels_check,     kv_compare_check, speed_check,
 };
 
 }  // namespace w4q::verify

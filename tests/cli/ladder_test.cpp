@@ -147,7 +147,9 @@ void write_blocks(const std::filesystem::path& from, const std::filesystem::path
                       tensor.shape.back() % describe(type).block == 0;
     plan.push_back({tensor.name, fits ? type : tensor.type, tensor.shape});
   }
-  io::GgufWriter writer(to, plan, file.header().metadata, true, {});
+  auto metadata = file.header().metadata;
+  std::erase_if(metadata, [](const auto& entry) { return entry.key == "general.file_type"; });
+  io::GgufWriter writer(to, plan, std::move(metadata), true, {});
   for (const auto& tensor : writer.header().tensors) {
     const auto& source = *file.find(tensor.name);
     const auto bytes = file.bytes(source);

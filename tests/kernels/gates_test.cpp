@@ -40,6 +40,29 @@ TEST(Gates, FollowTheirDefinitions) {
   });
 }
 
+struct PlainActivation {
+  Activation activation;
+  double (*at)(double);
+};
+constexpr PlainActivation plain_activations[] = {
+    {Activation::relu, [](double x) { return std::max(x, 0.0); }},
+    {Activation::relu_squared, [](double x) { return std::max(x, 0.0) * std::max(x, 0.0); }},
+    {Activation::relu6, [](double x) { return std::clamp(x, 0.0, 6.0); }},
+    {Activation::leaky_relu, [](double x) { return x > 0 ? x : 0.01 * x; }},
+    {Activation::sigmoid, sigmoid},
+    {Activation::tanh, [](double x) { return std::tanh(x); }},
+    {Activation::quick_gelu, [](double x) { return x * sigmoid(1.702 * x); }},
+    {Activation::linear, [](double x) { return x; }},
+    {Activation::mish, [](double x) { return x * std::tanh(std::log1p(std::exp(x))); }},
+    {Activation::hard_swish, [](double x) { return x * std::clamp(x + 3, 0.0, 6.0) / 6; }},
+};
+
+TEST(Gates, OfPlainActivationsFollowTheirDefinitions) {
+  for (const auto& [activation, at] : plain_activations) {
+    expect_gate({.activation = activation}, [at = at](double g, double u) { return at(g) * u; });
+  }
+}
+
 TEST(Gates, OfOneMatrix) {
   RandomMatrix x(3, 9, 1), gate(3, 9, 2);
   const RandomMatrix before = x;
@@ -81,6 +104,12 @@ TEST(Gates, HaveTheirSlopesAsGradients) {
     const double clamped = std::min(g, 1.5);
     return (std::clamp(u, -1.5, 1.5) + 1) * clamped * sigmoid(1.702 * clamped);
   });
+}
+
+TEST(Gates, OfPlainActivationsHaveTheirSlopesAsGradients) {
+  for (const auto& [activation, at] : plain_activations) {
+    expect_gate_gradient({.activation = activation}, [at = at](double g, double u) { return at(g) * u; });
+  }
 }
 
 TEST(Gates, OfOutputsHaveTheirSlopesAsGradients) {

@@ -178,8 +178,8 @@ TEST(Config, RefusesOtherArchitecturesAndActivations) {
   expect_error(ErrorCode::unsupported, {"mamba"}, [] { parse(minimal("mamba")); });
   expect_error(ErrorCode::bad_file, {"model_type", "MistralForCausalLM"},
                [] { parse(with(minimal("llama"), "architectures", {"MistralForCausalLM"})); });
-  expect_error(ErrorCode::unsupported, {"hidden_act", "relu"},
-               [] { parse(with(minimal("llama"), "hidden_act", "relu")); });
+  expect_error(ErrorCode::unsupported, {"hidden_act", "xielu"},
+               [] { parse(with(minimal("llama"), "hidden_act", "xielu")); });
   expect_error(ErrorCode::bad_file, {"architectures"}, [] { parse(without(minimal("llama"), "model_type")); });
 }
 

@@ -113,6 +113,14 @@ TEST(FamilyConfigs, WindowsOfEachFamily) {
   EXPECT_FALSE(changed("qwen2_moe", {}, {{"qkv_bias", false}}).qkv_bias);
 }
 
+TEST(FamilyConfigs, QueriesThatAreCutOff) {
+  EXPECT_TRUE(changed("olmoe", {}, {{"clip_qkv", nullptr}}).attention.empty());
+  const auto clipped = changed("olmoe", {}, {{"clip_qkv", 8.0}});
+  ASSERT_EQ(clipped.attention.size(), 4u);
+  for (const AttentionConfig& layer : clipped.attention) EXPECT_EQ(layer.clip, 8.0);
+  test::expect_error(ErrorCode::bad_file, {"clip_qkv"}, [] { changed("olmoe", {}, {{"clip_qkv", -1.0}}); });
+}
+
 /// norm_topk_prob is read where the reference reads it.
 TEST(FamilyConfigs, SharesThatAddUpToOne) {
   const io::Json off = {{"norm_topk_prob", false}};

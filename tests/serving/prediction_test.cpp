@@ -193,6 +193,8 @@ std::vector<Fault> faults() {
        vllm, "kv_cache_scheme"},
       {"fp8-keys", "static in blocks", fp8, with([](io::Json& json) { json["activation_scheme"] = "static"; }), vllm,
        "activation_scheme"},
+      {"fp8-keys", "blocks unsaid", fp8, with([](io::Json& json) { json.erase("weight_block_size"); }), sglang,
+       "weight_block_size"},
       {"fp8-keys", "blocks of 128 to mlx", fp8, [](MadeHeaders&) {}, mlx, "weight_block_size"},
       {"modelopt-algorithm", "INT4_AWQ", modelopt, with([](io::Json& json) { json["quant_algo"] = "INT4_AWQ"; }), vllm,
        "INT4_AWQ"},

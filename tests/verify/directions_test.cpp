@@ -117,6 +117,35 @@ TEST(Directions, HeadsSortedForNeighbours) {
   EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("neighbours turn together, by config.json halves do")));
 }
 
+/// Layers 0 to 2 of the tiny model, over and over: eight.
+MadeCheckpoint of_eight_layers() {
+  auto made = trained("w4q-llama-tiny");
+  const auto four = made.tensors;
+  constexpr int of[] = {0, 1, 2, 0, 1, 2, 1, 2};
+  for (int layer = 0; layer < 8; ++layer) {
+    const std::string from = concat("model.layers.", of[layer], ".");
+    for (const auto& [name, tensor] : four) {
+      if (name.starts_with(from)) made.tensors[concat("model.layers.", layer, ".", name.substr(from.size()))] = tensor;
+    }
+  }
+  made.config["num_hidden_layers"] = 8;
+  return made;
+}
+
+/// Of one layer, queries and keys alike, so that they agree: first what a GGUF file that was not sorted becomes.
+TEST(Directions, HeadsOfOneLayerSortedNeverOrTwice) {
+  EXPECT_THAT(statistics_faults(of_eight_layers()), Not(Contains(HasSubstr("its heads were sorted"))));
+  for (const bool twice : {false, true}) {
+    auto made = of_eight_layers();
+    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj"}) {
+      reorder_rows(made, linear(5, name), [twice](size_t row, size_t) {
+        return row / 64 * 64 + (twice ? row % 2 * 32 + row % 64 / 2 : row % 32 * 2 + row % 64 / 32);
+      });
+    }
+    EXPECT_THAT(statistics_faults(made), Contains(HasSubstr("model.layers.5.self_attn.q_proj: "))) << twice;
+  }
+}
+
 /// Behind norms of queries and keys, which take sizes away.
 TEST(Directions, KeysSortedForAnotherPairing) {
   auto made = trained("w4q-mixture-tiny");

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/elementwise/gates.h"
+#include "kernels/elementwise/plain_activations.h"
 
 namespace w4q::kernels {
 
@@ -20,6 +21,7 @@ __device__ __forceinline__ float gated(Activation activation, float limit, float
     return 0.5f * gate * (1.0f + tanhf(gelu_slope * (gate + 0.044715f * gate * gate * gate))) * up;
   }
   if (activation == Activation::gelu) return 0.5f * gate * (1.0f + erff(gate * root_half)) * up;
+  if (is_plain_activation(activation)) return plain_activation_at(activation, gate).value * up;
   const float clamped = fminf(gate, limit);
   return (fminf(fmaxf(up, -limit), limit) + 1.0f) * (clamped * sigmoid(clamped * swiglu_slope));
 }

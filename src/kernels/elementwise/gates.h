@@ -10,6 +10,17 @@ enum class Activation {
   gelu_tanh,       ///< gelu(gate) · up, gelu(x) = x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))
   gelu,            ///< gelu(gate) · up, gelu(x) = x/2 · (1 + erf(x/√2))
   clamped_swiglu,  ///< (up + 1) · gate / (1 + e^(−1.702 gate)), gate at most `limit`, up within ± limit
+  // Those of plain_activations.h, each f(gate) · up.
+  relu,
+  relu_squared,
+  relu6,       ///< relu, at most 6
+  leaky_relu,  ///< a hundredth of what is below zero
+  sigmoid,
+  tanh,
+  quick_gelu,  ///< x / (1 + e^−1.702x)
+  linear,
+  mish,        ///< x · tanh(softplus(x))
+  hard_swish,  ///< x · relu6(x + 3) / 6
 };
 
 struct Gating {

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "kernels/elementwise/elementwise.h"
+#include "kernels/elementwise/plain_activations.h"
 
 namespace w4q::kernels {
 namespace {
@@ -52,6 +53,10 @@ Activated clamped_swish_at(float x, float limit) {
 }
 
 Activated activated_at(const Gating& gating, float x) {
+  if (is_plain_activation(gating.activation)) {
+    const ActivatedValue found = plain_activation_at(gating.activation, x);
+    return {found.value, found.slope};
+  }
   switch (gating.activation) {
     case Activation::gelu_tanh:
       return gelu_tanh_at(x);
@@ -100,6 +105,10 @@ void gate_multiply(const Gating& gating, MatrixView<float> gate, MatrixView<cons
       return for_values(gate, up, [limit](float g, float u) {
         const float clamped = std::min(g, limit);
         return (std::clamp(u, -limit, limit) + 1.0f) * (clamped * sigmoid(clamped * swiglu_slope));
+      });
+    default:
+      return for_values(gate, up, [activation = gating.activation](float g, float u) {
+        return plain_activation_at(activation, g).value * u;
       });
   }
 }

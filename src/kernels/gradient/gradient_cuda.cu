@@ -110,6 +110,10 @@ __device__ Activated activated_at(const Gating& gating, float g) {
     return {0.5f * g * (1.0f + t),
             0.5f * (1.0f + t) + 0.5f * g * (1.0f - t * t) * gelu_slope * (1.0f + 3.0f * 0.044715f * g * g)};
   }
+  if (is_plain_activation(gating.activation)) {
+    const ActivatedValue found = plain_activation_at(gating.activation, g);
+    return {found.value, found.slope};
+  }
   const float limit = static_cast<float>(gating.limit), clamped = fminf(g, limit), s = sigmoid(clamped * swiglu_slope);
   return {clamped * s, g <= limit ? s * (1.0f + clamped * swiglu_slope * (1.0f - s)) : 0.0f};
 }

@@ -8,9 +8,10 @@ namespace w4q::model {
 namespace {
 
 void read_olmoe(const ConfigReader& reader, ModelConfig& config) {
-  if (reader.find("clip_qkv") != nullptr) {
-    throw Error(ErrorCode::unsupported, concat(reader.source(), ": clip_qkv"))
-        .detail("queries, keys and values that are cut off: w4q does not decode them");
+  if (const auto clip = reader.number("clip_qkv")) {
+    if (!(*clip > 0)) reader.refuse("clip_qkv", "nothing is left of queries, keys and values");
+    spread_attention(config);
+    for (AttentionConfig& attention : config.attention) attention.clip = *clip;
   }
   read_mixture(reader, {.intermediate = "intermediate_size", .renormalizing = norm_topk_prob, .renormalizes = false},
                config);

@@ -274,17 +274,31 @@ void settings_of_modelopt(const StoredContents& contents, ContentsFindings& find
   }
 }
 
-/// Readers of FP8 take one scale for a matrix where no block is stated.
+/// Where no block is stated transformers takes 128 × 128, servers one scale for a matrix; null is that to all.
 void blocks_of_fp8(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr int64_t usual = 128;
   const io::Json& quantization = contents.quantization();
   if (!contents.has_method("fp8") || !quantization.value("weight_block_size", io::Json()).is_null()) return;
+  const bool unsaid = !quantization.contains("weight_block_size");
+  const auto blocks = [](int64_t size) { return (size + usual - 1) / usual; };
+  bool noted = false;
   for (const auto& linear : contents.linears()) {
     if (linear.kind != Kind::fp8 || !linear.scales.ends_with("_scale_inv") || linear.experts > 0) continue;
     const Shape& shape = contents.tensors().at(linear.scales).shape;
-    const bool blocks = shape.size() == 2 && shape[0] < linear.n && shape[1] < linear.k && shape[0] * shape[1] > 1;
-    if (!blocks) continue;
-    return findings.fault("config.json", concat("has no weight_block_size, but ", printable(linear.scales),
-                                                " has a scale for each block: shape ", shape_text(shape)));
+    const bool in_blocks = shape.size() == 2 && shape[0] < linear.n && shape[1] < linear.k && shape[0] * shape[1] > 1;
+    if (!in_blocks) continue;
+    const std::string found =
+        concat(unsaid ? "has no weight_block_size" : "says weight_block_size null", ", but ", printable(linear.scales),
+               " has a scale for each block: shape ", shape_text(shape));
+    if (!unsaid || shape != Shape{blocks(linear.n), blocks(linear.k)})
+      return findings.fault("config.json",
+                            unsaid ? found + ", which are not of 128 × 128, as transformers takes them" : found);
+    if (!std::exchange(noted, true)) {
+      findings.notes.push_back(
+          concat("config.json: ", found,
+                 ": transformers takes blocks of 128 × 128, as they are; vLLM "
+                 "and SGLang take one scale a matrix and do not load it. [128, 128] says it to all"));
+    }
   }
 }
 

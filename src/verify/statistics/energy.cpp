@@ -703,13 +703,46 @@ class RowSizes {
     return {};
   }
 
+  /// Of one layer where the others are sound: what a relation to the keys does not say where these were sorted, too.
+  std::vector<std::string> lone_faults() const {
+    std::vector<std::string> faults;
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      if (!others_are_sound(layer)) continue;
+      const RowsApart& own = layers_[layer];
+      constexpr double together = 0.8, apart = 1.2;
+      const bool once = own.stored < together && own.unsorted > apart;
+      const bool twice = own.stored < 1 && own.halves > apart && own.neighbours < together;
+      if (!once && !twice) continue;
+      faults.push_back(concat(printable(names_[layer]), ": its rows ",
+                              once ? "a quarter of a head apart" : "beside each other", " differ in size by ",
+                              fixed(once ? own.stored : own.neighbours, 2), " times what any two of a head do, ",
+                              once ? "with halves and neighbours exchanged" : "those half a head apart", " by ",
+                              fixed(once ? own.unsorted : own.halves, 2),
+                              " times, and those of the other layers do not: its heads were sorted ",
+                              once ? "for neighbours that turn together, and they were halves" : "once more"));
+    }
+    return faults;
+  }
+
  private:
+  /// Whether of six and more others nearly all have rows as halves that turn together leave them.
+  bool others_are_sound(size_t layer) const {
+    constexpr size_t fewest_others = 6;
+    constexpr double most_layers = 0.75;
+    size_t sound = 0;
+    for (size_t other = 0; other < layers_.size(); ++other) {
+      sound += other != layer && layers_[other].stored > 1.15 && layers_[other].unsorted < 1;
+    }
+    const size_t others = layers_.size() - std::min<size_t>(layers_.size(), 1);
+    return others >= fewest_others && static_cast<double>(sound) >= most_layers * static_cast<double>(others);
+  }
+
   void add(const std::string& name, const Energies& queries, size_t width) {
     if (std::ssize(queries.rows) != queries.n || queries.rows.size() % width != 0) return;
     const auto here = rows_apart(queries.rows, width);
     if (!here) return;
     if (layers_.empty()) first_ = name;
-    layers_.push_back(*here), rows_ += queries.rows.size();
+    layers_.push_back(*here), names_.push_back(name), rows_ += queries.rows.size();
   }
 
   double mean(double RowsApart::*what) const {
@@ -727,6 +760,7 @@ class RowSizes {
   }
 
   std::vector<RowsApart> layers_;
+  std::vector<std::string> names_;
   std::string first_;
   size_t rows_ = 0;
 };
@@ -736,9 +770,14 @@ class RowSizes {
 EnergyReport check_energies(const LayerGroups& groups, const RowOrders& orders, const AllEnergies& energies) {
   EnergyReport report = EnergyCheck(groups, orders, energies).run();
   const auto named = [](const std::string& fault) { return fault.find("neighbouring rows turn") != std::string::npos; };
-  if (std::string fault = RowSizes(groups, orders, energies).fault();
-      !fault.empty() && std::ranges::none_of(report.faults, named)) {
+  const RowSizes sizes(groups, orders, energies);
+  if (std::string fault = sizes.fault(); !fault.empty() && std::ranges::none_of(report.faults, named)) {
     report.faults.push_back(std::move(fault));
+  }
+  for (std::string& fault : sizes.lone_faults()) {
+    const std::string_view name = std::string_view(fault).substr(0, fault.find(':'));
+    const auto says = [&](const std::string& other) { return other.starts_with(name); };
+    if (std::ranges::none_of(report.faults, says)) report.faults.push_back(std::move(fault));
   }
   return report;
 }
