@@ -3,7 +3,7 @@
 // scales or pruning do to a block, another order of its rows does not undo it.
 #include <algorithm>
 #include <cmath>
-#include <optional>
+#include <iterator>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -17,15 +17,15 @@ namespace w4q::verify::behaviour {
 namespace {
 
 /// Of the text, and of the model: what is larger is not decoded in passing.
-constexpr int64_t most_tokens = 128, least_tokens = 48, most_weights = int64_t{1} << 26;
+constexpr int64_t most_tokens = 128, least_tokens = 48, most_weights = int64_t{1} << 25;
 /// What another reading has to be better by, in nats a token and in standard errors of the paired differences.
 constexpr double least_gain = 0.15, least_errors = 5;
 /// Of the loss of a uniform guess: what a reading must reach, or nothing says that the model knows the text at all.
-constexpr double most_of_uniform = 0.7;
+constexpr double most_of_uniform = 0.5;
 /// A block is too loud by itself only where no other one is by a third as much: few bits make many so.
 constexpr double most_of_others = 1.0 / 3;
 /// So many readings, those that gradients promise most of, are run to the end.
-constexpr size_t most_run = 8;
+constexpr size_t most_run = 10, most_orders = 3;
 
 struct Candidate {
   size_t place = 0;
@@ -33,27 +33,40 @@ struct Candidate {
   BlockReading reading;
 };
 
-double promise_of(const Passage& passage, size_t place, const BlockReading& reading) {
-  const auto& around = passage.around(place);
-  const double sum = reading.inner.empty() ? product_of_change(around.by_added, reading.added, around.added)
-                                           : product_of_change(around.by_inner, reading.inner, around.inner);
-  // What is made larger is promised more than it can be: the loss bends upwards.
-  return sum / static_cast<double>(around.before.rows - 1) / std::max(1.0, reading.enlarges);
+double size_of(const Activations& x, const Activations* less = nullptr) {
+  double sum = 0;
+  for (size_t i = 0; i < x.values.size(); ++i) {
+    const double value = double{x.values[i]} - (less == nullptr ? 0.0 : double{less->values[i]});
+    sum += value * value;
+  }
+  return std::sqrt(sum);
 }
 
-/// Of each block the best of either kind.
+/// A change of more than twice what stands there is promised more than it can be: the loss bends upwards.
+double promise_of(const Passage& passage, size_t place, const BlockReading& reading) {
+  const auto& around = passage.around(place);
+  const bool is_inner = !reading.inner.empty();
+  const Activations &to = is_inner ? reading.inner : reading.added, &from = is_inner ? around.inner : around.added;
+  const double sum = product_of_change(is_inner ? around.by_inner : around.by_added, to, from);
+  const double stretch = size_of(to, &from) / std::max(2 * size_of(from), 1e-30);
+  return sum / static_cast<double>(around.before.rows - 1) / std::max(1.0, stretch * stretch);
+}
+
+/// Of each block the best: some other orders, and one size.
 std::vector<Candidate> candidates_of(Passage& passage) {
   std::vector<Candidate> found;
   for (size_t place = 0; place < passage.places(); ++place) {
-    std::optional<Candidate> best[2];
+    std::vector<Candidate> best[2];
     for_each_reading(passage, place, [&](BlockReading reading) {
       const double promised = promise_of(passage, place, reading);
-      auto& kept = best[reading.kind == ReadingKind::order ? 0 : 1];
-      if (!kept || promised < kept->promised) kept = Candidate{place, promised, std::move(reading)};
+      const bool is_order = reading.kind == ReadingKind::order;
+      auto& kept = best[is_order ? 0 : 1];
+      if (promised >= 0) return;
+      kept.push_back({place, promised, std::move(reading)});
+      std::ranges::sort(kept, {}, &Candidate::promised);
+      if (kept.size() > (is_order ? most_orders : 1)) kept.pop_back();
     });
-    for (auto& each : best) {
-      if (each && each->promised < 0) found.push_back(std::move(*each));
-    }
+    for (auto& each : best) std::ranges::move(each, std::back_inserter(found));
   }
   std::ranges::sort(found, {}, &Candidate::promised);
   if (found.size() > most_run) found.resize(most_run);
@@ -89,20 +102,29 @@ class Judge {
     } else if (convinces) {
       convinces = stands_out(candidate.place);
     }
-    tell(candidate.reading.what, change, convinces);
+    tell({candidate.reading.what, change, candidate.reading.kind == ReadingKind::size}, convinces);
   }
 
   void hear(const GlobalReading& reading) {
     Passage other(reading.reader, reading.ids);
     other.run();
     const Change change = change_of(passage_.losses(), other.losses());
-    tell(reading.what, change, is_better(change));
+    tell({reading.what, change, false}, is_better(change));
   }
 
   io::Json json() const {
     return {{"loss", mean_of(passage_.losses())}, {"uniform", uniform_}, {"slopes", slopes_}, {"readings", readings_}};
   }
-  std::vector<std::string> faults() const { return faults_; }
+  /// The best reading: of sizes only where no other order convinces, for a block that is read wrongly is too loud as well.
+  std::vector<std::string> faults() const {
+    const auto best = std::ranges::min_element(
+        convincing_, {}, [](const Heard& heard) { return std::pair(heard.is_size, heard.change.mean); });
+    if (best == convincing_.end()) return {};
+    const double loss = mean_of(passage_.losses());
+    return {concat(best->what, ", it seems: a short text has a loss of ", fixed(loss, 2),
+                   " nats a token as it stands, ", fixed(loss + best->change.mean, 2), " read otherwise (",
+                   fixed(-best->change.errors, 0), " standard errors)")};
+  }
 
  private:
   bool is_better(const Change& change) const {
@@ -115,20 +137,21 @@ class Judge {
     }
     return true;
   }
-  void tell(const std::string& what, const Change& change, bool convinces) {
-    readings_.push_back({{"what", what}, {"change", change.mean}, {"errors", change.errors}});
-    if (!convinces) return;
-    const double loss = mean_of(passage_.losses());
-    faults_.push_back(concat(what, ", it seems: a short text has a loss of ", fixed(loss, 2),
-                             " nats a token as it stands, ", fixed(loss + change.mean, 2), " read otherwise (",
-                             fixed(-change.errors, 0), " standard errors)"));
+  struct Heard {
+    std::string what;
+    Change change;
+    bool is_size = false;
+  };
+  void tell(Heard heard, bool convinces) {
+    readings_.push_back({{"what", heard.what}, {"change", heard.change.mean}, {"errors", heard.change.errors}});
+    if (convinces) convincing_.push_back(std::move(heard));
   }
 
   Passage& passage_;
   const double uniform_;
   const std::vector<double> slopes_;
   io::Json readings_ = io::Json::array();
-  std::vector<std::string> faults_;
+  std::vector<Heard> convincing_;
 };
 
 int64_t weights_of(const model::OpenedModel& model) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <string_view>
 #include <utility>
 
@@ -221,10 +222,10 @@ class BlockReadings {
 
   /// `factor`: of a size, 0: another order.
   void inner(std::string what, Activations values, float factor = 0) const {
-    take_({std::move(what), kind_of(factor), std::move(values), {}, factor});
+    take_({std::move(what), kind_of(factor), std::move(values), {}});
   }
   void added(std::string what, Activations values, float factor = 0) const {
-    take_({std::move(what), kind_of(factor), {}, std::move(values), factor});
+    take_({std::move(what), kind_of(factor), {}, std::move(values)});
   }
   void weights(std::string what, const LayerWeights& others, float factor = 0) const {
     added(std::move(what), passage_.added_by(others, at_), factor);
@@ -517,7 +518,7 @@ class BlockReadings {
     const auto with = [&](const std::string& what, std::vector<float> values) {
       LayerWeights changed = copy();
       changed.norms[mine->position] = std::move(values);
-      weights(what, changed);
+      weights(what, changed, 1);  // as much a matter of size: another norm makes a block quieter
     };
     const auto& own = place_.weights.norms[mine->position];
     const auto moved = [&](float by) {

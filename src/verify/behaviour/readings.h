@@ -18,7 +18,6 @@ struct BlockReading {
   std::string what;  ///< "model.layers.3.mlp.gate_proj and up_proj exchanged"
   ReadingKind kind = ReadingKind::order;
   Activations inner = {}, added = {};
-  double enlarges = 1;  ///< by this factor
 };
 
 /// Calls `take` with each reading of the block in this place.
