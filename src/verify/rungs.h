@@ -19,6 +19,7 @@ CheckRow codes_check();
 CheckRow finite_check();
 CheckRow decoder_check();
 CheckRow statistics_check();
+CheckRow behaviour_check();
 CheckRow weights_check();
 CheckRow reference_check();
 CheckRow perplexity_check();
@@ -27,10 +28,10 @@ CheckRow kv_compare_check();
 CheckRow speed_check();
 
 inline constexpr CheckRow (*rungs[])() = {
-    serving_check,    digests_check,     gguf_check,       contents_check,  zero_pages_check,
-    rows_check,       conventions_check, structure_check,  tokenizer_check, codes_check,
-    finite_check,     decoder_check,     statistics_check, weights_check,   reference_check,
-    perplexity_check, kernels_check,     kv_compare_check, speed_check,
+    serving_check,    digests_check,     gguf_check,       contents_check,   zero_pages_check,
+    rows_check,       conventions_check, structure_check,  tokenizer_check,  codes_check,
+    finite_check,     decoder_check,     statistics_check, weights_check,    reference_check,
+    perplexity_check, behaviour_check,   kernels_check,    kv_compare_check, speed_check,
 };
 
 }  // namespace w4q::verify
