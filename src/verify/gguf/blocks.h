@@ -15,13 +15,15 @@
 namespace w4q::verify {
 
 /// What one matrix says. Parts are weights that share a scale (formats::GgufForm), sizes of weights their root mean square.
+/// Match, minimums and ends are those of fine parts.
 struct GgufFigures {
   int64_t parts = 0, blocks = 0;  ///< looked at
+  int64_t fine = 0;      ///< of the parts: their levels differ, and their scale is no small multiple of the unit
   Slope match;           ///< of −log step over log deviation of the levels, within rows: 1 where they belong together
   Slope minimums;        ///< of the mean level over offset / step; no error: the type has none, or all are alike
   Slope units;           ///< of −log d over log size of what scales and levels say, between blocks
   double spread = 0;     ///< standard deviation of log step within rows
-  double ends = 0;       ///< share of parts whose levels reach the end of the range, of types with offsets both
+  double ends = 0;       ///< share of fine parts whose levels reach the end of the range, of types with offsets both
   double lean = 0;       ///< mean of all weights over their deviation within parts
   double size = 0;       ///< of the weights of a usual part
   double commonest = 0;  ///< share of the commonest level

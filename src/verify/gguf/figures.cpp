@@ -78,8 +78,7 @@ class Sampler {
     if (form_.has_offset()) found_.minimums = slope(offsets_.x, offsets_.y);
     if (form_.nests()) units_.center_places(blocks), found_.units = units_.of(blocks);
     found_.spread = deviation(match_.y);
-    const auto measured = static_cast<double>(std::max<int64_t>(1, varied_));
-    found_.ends = static_cast<double>(reaching_) / measured;
+    found_.ends = static_cast<double>(reaching_) / static_cast<double>(std::max<int64_t>(1, found_.fine));
     found_.lean = deviations_ > 0 ? means_ / deviations_ : 0;
     found_.size = median(std::move(sizes_));
     const auto weights = static_cast<double>(std::max<int64_t>(1, found_.parts * form_.part));
@@ -147,17 +146,27 @@ class Sampler {
       const double scale = scales.scales[j], step = std::abs(scales.d * scale);
       const double offset = form_.has_offset() ? double{scales.d_minimum} * scales.minimums[j] : 0;
       has_minimum_ = has_minimum_ || offset != 0;
-      add_part(part, scales.d * scale, offset, block * static_cast<size_t>(form_.parts()) + j);
+      const bool coarse = is_coarse(scale) || is_subnormal(scales.d);
+      add_part(part, scales.d * scale, offset, block * static_cast<size_t>(form_.parts()) + j, coarse);
       varies = varies || part.deviation > 0, scaled = scaled || scale != 0;
       if (part.deviation > 0 && step > 0) said += std::log(part.deviation * std::abs(scale)), ++counted;
     }
     found_.unscaled += varies && !scaled && scales.d != 0;
-    if (counted > 0 && scales.d != 0) {
+    if (counted > 0 && scales.d != 0 && !is_subnormal(scales.d)) {
       units_.add(said / static_cast<double>(counted), -std::log(std::abs(double{scales.d})), block);
     }
   }
 
-  void add_part(const Part& part, double step, double offset, size_t place) {
+  /// A small multiple of its block's unit is far from the scale that its codes wanted: loud columns make many so.
+  bool is_coarse(double scale) const { return form_.nests() && std::abs(scale) * 8 < form_.highest_scale; }
+
+  /// Units of weights that another norm makes up for are so small that f16 rounds them.
+  bool is_subnormal(float unit) const {
+    constexpr float least_normal = 0x1p-14F;
+    return form_.unit == formats::GgufUnit::f16 && std::abs(unit) < least_normal;
+  }
+
+  void add_part(const Part& part, double step, double offset, size_t place, bool coarse) {
     ++found_.parts;
     if (!std::isfinite(step) || !std::isfinite(offset)) return;
     const double size = std::abs(step);
@@ -166,8 +175,8 @@ class Sampler {
     const double mean = part.mean * step - offset;
     sizes_.push_back(std::hypot(mean, part.deviation * size));
     means_ += mean, deviations_ += part.deviation * size;
-    if (step == 0 || part.deviation == 0) return;
-    ++varied_, reaching_ += part.reaches;
+    if (step == 0 || part.deviation == 0 || coarse) return;
+    ++found_.fine, reaching_ += part.reaches;
     match_.add(std::log(part.deviation), -std::log(size), place);
     if (form_.has_offset()) offsets_.add(offset / step, part.mean, place);
   }
@@ -181,7 +190,7 @@ class Sampler {
   Series match_, units_, offsets_;
   std::vector<double> sizes_;
   double means_ = 0, deviations_ = 0;
-  int64_t varied_ = 0, reaching_ = 0, near_one_ = 0;
+  int64_t reaching_ = 0, near_one_ = 0;
   float first_unit_ = 0;
   bool one_unit_ = true, has_minimum_ = false;
 };

@@ -42,20 +42,23 @@ bool has_many_values(const GgufFigures& figures) {
 }
 
 Slope match_of(const GgufSubject& subject) {
-  const bool asked = subject.figures.spread > least_spread && subject.figures.parts >= least_parts;
+  const bool asked = subject.figures.spread > least_spread && subject.figures.fine >= least_parts;
   return asked ? subject.figures.match : Slope{};
 }
 Slope minimums_of(const GgufSubject& subject) {
-  return subject.figures.parts >= least_parts ? subject.figures.minimums : Slope{};
+  return subject.figures.fine >= least_parts ? subject.figures.minimums : Slope{};
 }
+/// Pruned weights have few blocks that differ.
 Slope units_of(const GgufSubject& subject) {
-  return subject.figures.blocks >= least_parts && !subject.figures.one_unit ? subject.figures.units : Slope{};
+  constexpr double most_error = 0.05;
+  const bool asked = subject.figures.blocks >= least_parts && !subject.figures.one_unit;
+  return asked && subject.figures.units.error < most_error ? subject.figures.units : Slope{};
 }
 /// A share has an error, too.
 Slope ends_of(const GgufSubject& subject) {
   const GgufFigures& figures = subject.figures;
-  if (figures.parts < least_parts || !has_many_values(figures)) return {};
-  const double parts = static_cast<double>(figures.parts), share = std::clamp(figures.ends, 1 / parts, 1 - 1 / parts);
+  if (figures.fine < least_parts || !has_many_values(figures)) return {};
+  const double parts = static_cast<double>(figures.fine), share = std::clamp(figures.ends, 1 / parts, 1 - 1 / parts);
   return {figures.ends, std::sqrt(share * (1 - share) / parts)};
 }
 
@@ -67,7 +70,7 @@ constexpr Relation relations[] = {
     {"units of blocks follow from their scales and codes by ", "units do not belong to the scales of their blocks",
      units_of, 0.4, 0.5, 0.2},
     {"codes reach the end of their range in a share of the parts of ", "codes are not those of their scales", ends_of,
-     0.9, 0.9, 0.85, INFINITY, false},
+     0.9, 0.6, 0.5, INFINITY, false},
 };
 
 /// One matrix beside the others of its file.
@@ -163,7 +166,7 @@ class GgufJudge {
     };
     if (values.size() >= least_peers && low_end(values) > relation.sound) {
       const double low = low_end(values), high = high_end(values);
-      const bool none = value + beyond_chance * error < relation.part * low;
+      const bool none = value + beyond_chance * error < relation.part * std::min(low, 1.0);
       const bool more = value - beyond_chance * error > relation.beyond * high;
       if (none || more) {
         return said(concat(", in nearly all others by ", fixed(low, 2), " … ", fixed(high, 2)));
@@ -225,7 +228,7 @@ class GgufJudge {
   }
 
   std::string size_fault(const GgufSubject& subject) const {
-    constexpr double far = 1000, larger_than_weights = 50;
+    constexpr double far = 10'000, larger_than_weights = 50;
     const auto sizes = others(subject, [](const GgufSubject& other) -> std::optional<double> {
       return other.figures.size > 0 ? std::optional(other.figures.size) : std::nullopt;
     });
