@@ -146,13 +146,13 @@ class Sampler {
       const double scale = scales.scales[j], step = std::abs(scales.d * scale);
       const double offset = form_.has_offset() ? double{scales.d_minimum} * scales.minimums[j] : 0;
       has_minimum_ = has_minimum_ || offset != 0;
-      const bool coarse = is_coarse(scale) || is_subnormal(scales.d);
+      const bool coarse = is_coarse(scale) || is_rounded(scales.d);
       add_part(part, scales.d * scale, offset, block * static_cast<size_t>(form_.parts()) + j, coarse);
       varies = varies || part.deviation > 0, scaled = scaled || scale != 0;
       if (part.deviation > 0 && step > 0) said += std::log(part.deviation * std::abs(scale)), ++counted;
     }
     found_.unscaled += varies && !scaled && scales.d != 0;
-    if (counted > 0 && scales.d != 0 && !is_subnormal(scales.d)) {
+    if (counted > 0 && scales.d != 0 && !is_rounded(scales.d)) {
       units_.add(said / static_cast<double>(counted), -std::log(std::abs(double{scales.d})), block);
     }
   }
@@ -160,10 +160,10 @@ class Sampler {
   /// A small multiple of its block's unit is far from the scale that its codes wanted: loud columns make many so.
   bool is_coarse(double scale) const { return form_.nests() && std::abs(scale) * 8 < form_.highest_scale; }
 
-  /// Units of weights that another norm makes up for are so small that f16 rounds them.
-  bool is_subnormal(float unit) const {
-    constexpr float least_normal = 0x1p-14F;
-    return form_.unit == formats::GgufUnit::f16 && std::abs(unit) < least_normal;
+  /// Units of weights that another norm makes up for are so small that f16 rounds them by a thirtieth and more.
+  bool is_rounded(float unit) const {
+    constexpr float least = 0x1p-20F;
+    return form_.unit == formats::GgufUnit::f16 && std::abs(unit) < least;
   }
 
   void add_part(const Part& part, double step, double offset, size_t place, bool coarse) {

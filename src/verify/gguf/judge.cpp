@@ -34,7 +34,8 @@ struct Relation {
   double part;                      ///< of what nearly all others have: less is none
   double lost;                      ///< less of all of a role, or of a type, is none
   double beyond = INFINITY;         ///< times what nearly all others have: more is another unit
-  bool of_type = true;  ///< weights of few values have it, too, so that a whole type that lacks it has lost it
+  double least = -INFINITY;  ///< what is in another place follows from nothing; against it go blocks with a dead column
+  bool of_type = true;       ///< weights of few values have it, too, so that a whole type that lacks it has lost it
 };
 
 bool has_many_values(const GgufFigures& figures) {
@@ -55,12 +56,14 @@ Slope units_of(const GgufSubject& subject) {
   return asked && subject.figures.units.error < most_error ? subject.figures.units : Slope{};
 }
 /// A share has an error, too.
-Slope ends_of(const GgufSubject& subject) {
+Slope ends_of(const GgufSubject& subject, bool offsets) {
   const GgufFigures& figures = subject.figures;
-  if (figures.fine < least_parts || !has_many_values(figures)) return {};
+  if (subject.form->has_offset() != offsets || figures.fine < least_parts || !has_many_values(figures)) return {};
   const double parts = static_cast<double>(figures.fine), share = std::clamp(figures.ends, 1 / parts, 1 - 1 / parts);
   return {figures.ends, std::sqrt(share * (1 - share) / parts)};
 }
+Slope one_end_of(const GgufSubject& subject) { return ends_of(subject, false); }
+Slope both_ends_of(const GgufSubject& subject) { return ends_of(subject, true); }
 
 constexpr Relation relations[] = {
     {"scales follow from the codes of their parts by ", "scales do not belong to the codes of their parts", match_of,
@@ -68,9 +71,12 @@ constexpr Relation relations[] = {
     {"mean codes follow from minimums by ", "minimums do not belong to the codes of their parts", minimums_of, 0.4, 0.7,
      0.42, 1.8},
     {"units of blocks follow from their scales and codes by ", "units do not belong to the scales of their blocks",
-     units_of, 0.4, 0.5, 0.2},
-    {"codes reach the end of their range in a share of the parts of ", "codes are not those of their scales", ends_of,
-     0.9, 0.6, 0.5, INFINITY, false},
+     units_of, 0.4, 0.5, 0.2, INFINITY, -0.15},
+    {"codes reach an end of their range in a share of the parts of ", "codes are not those of their scales", one_end_of,
+     0.9, 0.9, 0.85, INFINITY, -INFINITY, false},
+    // Loud columns keep a part from either end.
+    {"codes reach both ends of their range in a share of the parts of ", "codes are not those of their scales",
+     both_ends_of, 0.9, 0.6, 0.5, INFINITY, -INFINITY, false},
 };
 
 /// One matrix beside the others of its file.
@@ -155,7 +161,7 @@ class GgufJudge {
 
   std::string relation_fault(const GgufSubject& subject, const Relation& relation) const {
     const auto [value, error] = relation.of(subject);
-    if (!(error > 0)) return {};
+    if (!(error > 0) || value < relation.least) return {};
     const auto of = [&](const GgufSubject& other) -> std::optional<double> {
       const Slope found = relation.of(other);
       return found.error > 0 ? std::optional(found.value) : std::nullopt;
