@@ -25,11 +25,6 @@ constexpr float root_half = 0.70710678118654752f;  // √½
 
 float gelu(float x) { return 0.5f * x * (1.0f + std::erf(x * root_half)); }
 
-/// An activation of a gate at x, and its derivative there.
-struct Activated {
-  float value, slope;
-};
-
 Activated silu_at(float x) {
   const float s = sigmoid(x);
   return {x * s, s * (1.0f + x * (1.0f - s))};
@@ -53,10 +48,7 @@ Activated clamped_swish_at(float x, float limit) {
 }
 
 Activated activated_at(const Gating& gating, float x) {
-  if (is_plain_activation(gating.activation)) {
-    const ActivatedValue found = plain_activation_at(gating.activation, x);
-    return {found.value, found.slope};
-  }
+  if (is_plain_activation(gating.activation)) return plain_activation_at(gating.activation, x);
   switch (gating.activation) {
     case Activation::gelu_tanh:
       return gelu_tanh_at(x);

@@ -9,31 +9,31 @@
 namespace w4q::kernels {
 
 /// An activation of x, and its derivative there.
-struct ActivatedValue {
+struct Activated {
   float value, slope;
 };
 
 /// x · tanh(softplus(x)).
-W4Q_HOST_DEVICE inline ActivatedValue mish_at(float x) {
+W4Q_HOST_DEVICE inline Activated mish_at(float x) {
   const float t = tanhf(x > 20.0f ? x : log1pf(expf(x))), s = 1.0f / (1.0f + expf(-x));
   return {x * t, t + x * (1.0f - t * t) * s};
 }
 
 /// x · relu6(x + 3) / 6.
-W4Q_HOST_DEVICE inline ActivatedValue hard_swish_at(float x) {
+W4Q_HOST_DEVICE inline Activated hard_swish_at(float x) {
   if (x <= -3.0f) return {0.0f, 0.0f};
   if (x >= 3.0f) return {x, 1.0f};
   return {x * (x + 3.0f) / 6.0f, (2.0f * x + 3.0f) / 6.0f};
 }
 
 /// x / (1 + e^−1.702x).
-W4Q_HOST_DEVICE inline ActivatedValue quick_gelu_at(float x) {
+W4Q_HOST_DEVICE inline Activated quick_gelu_at(float x) {
   constexpr float steepness = 1.702f;
   const float s = 1.0f / (1.0f + expf(-steepness * x));
   return {x * s, s + steepness * x * s * (1.0f - s)};
 }
 
-W4Q_HOST_DEVICE inline ActivatedValue plain_activation_at(Activation activation, float x) {
+W4Q_HOST_DEVICE inline Activated plain_activation_at(Activation activation, float x) {
   switch (activation) {
     case Activation::relu:
       return {x > 0.0f ? x : 0.0f, x > 0.0f ? 1.0f : 0.0f};

@@ -93,9 +93,6 @@ __global__ void __launch_bounds__(element_threads)
 }
 
 /// An activation without its factor, and its slope.
-struct Activated {
-  float value, slope;
-};
 __device__ Activated activated_at(const Gating& gating, float g) {
   if (gating.activation == Activation::silu) {
     const float s = sigmoid(g);
@@ -110,10 +107,7 @@ __device__ Activated activated_at(const Gating& gating, float g) {
     return {0.5f * g * (1.0f + t),
             0.5f * (1.0f + t) + 0.5f * g * (1.0f - t * t) * gelu_slope * (1.0f + 3.0f * 0.044715f * g * g)};
   }
-  if (is_plain_activation(gating.activation)) {
-    const ActivatedValue found = plain_activation_at(gating.activation, g);
-    return {found.value, found.slope};
-  }
+  if (is_plain_activation(gating.activation)) return plain_activation_at(gating.activation, g);
   const float limit = static_cast<float>(gating.limit), clamped = fminf(g, limit), s = sigmoid(clamped * swiglu_slope);
   return {clamped * s, g <= limit ? s * (1.0f + clamped * swiglu_slope * (1.0f - s)) : 0.0f};
 }
