@@ -342,8 +342,12 @@ void CheckpointWriter::write_part(std::string_view name, int64_t offset, std::sp
   impl_->write(name, static_cast<uint64_t>(offset), bytes);
 }
 
-void CheckpointWriter::copy(const Checkpoint& from, std::string_view name) {
-  from.read_stored(name, [&](int64_t offset, std::span<const std::byte> bytes) { write_part(name, offset, bytes); });
+void CheckpointWriter::copy(const Checkpoint& from, std::string_view name,
+                            const std::function<void(int64_t offset, std::span<const std::byte> bytes)>& see) {
+  from.read_stored(name, [&](int64_t offset, std::span<const std::byte> bytes) {
+    write_part(name, offset, bytes);
+    if (see) see(offset, bytes);
+  });
 }
 
 void CheckpointWriter::replace(std::string_view name, std::span<const std::byte> bytes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -45,8 +46,9 @@ class CheckpointWriter {
   /// Writes a part of a tensor at `offset` bytes from its start, so that a large one need not be whole in memory.
   void write_part(std::string_view name, int64_t offset, std::span<const std::byte> bytes);
 
-  /// Writes the tensor of this name of `from` as it is stored there, a piece at a time.
-  void copy(const Checkpoint& from, std::string_view name);
+  /// Writes the tensor of this name of `from` as it is stored there, a piece at a time; each goes to `see`, too.
+  void copy(const Checkpoint& from, std::string_view name,
+            const std::function<void(int64_t offset, std::span<const std::byte> bytes)>& see = {});
 
   /// Other bytes of the same size for a tensor that is written.
   void replace(std::string_view name, std::span<const std::byte> bytes);

@@ -508,10 +508,7 @@ class Quantizing {
   void keep(const std::string& name, QuantizeRecord& record) {
     const auto& tensors = source_.folder.tensors;
     KeptValues values(tensors.stored_dtype(name));
-    tensors.read_stored(name, [&](int64_t offset, std::span<const std::byte> bytes) {
-      writer_.write_part(name, offset, bytes);
-      values.add(offset, bytes);
-    });
+    writer_.copy(tensors, name, [&](int64_t offset, auto bytes) { values.add(offset, bytes); });
     if (auto note = values.note(name)) record.notes.push_back(std::move(*note));
   }
 
