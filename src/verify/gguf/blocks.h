@@ -43,7 +43,7 @@ GgufFigures gguf_figures(const formats::GgufForm& form, std::span<const std::byt
 
 struct GgufSubject {
   std::string name;  ///< "blk.3.ffn_up.weight", of an expert with ", expert 5" behind it
-  std::string role;  ///< the name without the layer's number
+  std::string role;  ///< model::kind_of the name
   const formats::GgufForm* form = nullptr;
   GgufFigures figures;
 };

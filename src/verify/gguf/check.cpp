@@ -6,6 +6,7 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "io/gguf.h"
+#include "model/kinds.h"
 #include "verify/gguf/blocks.h"
 #include "verify/gguf/metadata.h"
 #include "verify/rungs.h"
@@ -19,13 +20,6 @@ struct Place {
   const io::GgufTensor* tensor = nullptr;
   int64_t expert = 0, experts = 1;
 };
-
-/// "ffn_up.weight" of "blk.3.ffn_up.weight".
-std::string role_of(std::string_view name) {
-  if (!name.starts_with("blk.")) return std::string(name);
-  const size_t number = name.find('.', 4);
-  return std::string(number == std::string_view::npos ? name : name.substr(number + 1));
-}
 
 std::vector<Place> places_of(const io::GgufFile& file) {
   std::vector<Place> places;
@@ -46,7 +40,7 @@ GgufSubject subject_of(const io::GgufFile& file, const Place& place) {
   std::string name = tensor.name;
   if (place.experts > 1) name += concat(", expert ", place.expert);
   const formats::GgufForm* form = formats::find_gguf_form(tensor.type);
-  return {name, role_of(tensor.name), form,
+  return {name, model::kind_of(tensor.name), form,
           gguf_figures(*form, bytes.subspan(static_cast<size_t>(place.expert) * size, size), rows, k)};
 }
 
