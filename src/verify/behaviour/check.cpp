@@ -27,6 +27,8 @@ constexpr double most_of_uniform = 0.5;
 constexpr double most_of_others = 1.0 / 3;
 /// So many readings, those that gradients promise most of, are run to the end.
 constexpr size_t most_run = 10, most_orders = 3;
+/// Of the text, what is read first: a reading that makes that worse by as much is none for the rest of it either.
+constexpr int64_t first_tokens = 32;
 /// Training leaves hardly a slope (0.25 nats and less in models that were, 4 bits included): where a block is not what it
 /// was, the loss rises or falls with what it adds. So only blocks with a slope are read otherwise, a quarter of them where
 /// there are many, and the whole model only where one is steep.
@@ -39,24 +41,46 @@ struct Candidate {
   BlockReading reading;
 };
 
-double size_of(const Activations& x, const Activations* less = nullptr) {
+double size_of(const Activations& x) {
   double sum = 0;
-  for (size_t i = 0; i < x.values.size(); ++i) {
-    const double value = double{x.values[i]} - (less == nullptr ? 0.0 : double{less->values[i]});
-    sum += value * value;
-  }
+  for (const float value : x.values) sum += double{value} * double{value};
   return std::sqrt(sum);
 }
 
-/// A change of more than twice what stands there is promised more than it can be: the loss bends upwards.
-double promise_of(const Passage& passage, size_t place, const BlockReading& reading) {
-  const auto& around = passage.around(place);
-  const bool is_inner = !reading.inner.empty();
-  const Activations &to = is_inner ? reading.inner : reading.added, &from = is_inner ? around.inner : around.added;
-  const double sum = product_of_change(is_inner ? around.by_inner : around.by_added, to, from);
-  const double stretch = size_of(to, &from) / std::max(2 * size_of(from), 1e-30);
-  return sum / static_cast<double>(around.before.rows - 1) / std::max(1.0, stretch * stretch);
-}
+/// What readings of a block are held against, and its size.
+class Promise {
+ public:
+  Promise(const Passage& passage, size_t place)
+      : around_(passage.around(place)), added_(size_of(around_.added)), inner_(size_of(around_.inner)) {}
+
+  /// Change of the loss, to first order. A change of more than twice what stands there is promised more than it can be:
+  /// the loss bends upwards.
+  double of(const BlockReading& reading) const {
+    const bool is_inner = !reading.inner.empty();
+    const Moved moved = is_inner ? moved_along(around_.by_inner, reading.inner, around_.inner)
+                                 : moved_along(around_.by_added, reading.added, around_.added);
+    const double stretch = std::sqrt(moved.squares) / std::max(2 * (is_inner ? inner_ : added_), 1e-30);
+    return moved.product / static_cast<double>(around_.before.rows - 1) / std::max(1.0, stretch * stretch);
+  }
+
+ private:
+  struct Moved {
+    double product = 0, squares = 0;
+  };
+  /// Σ by · (to − from) and Σ (to − from)², elementwise.
+  static Moved moved_along(const Activations& by, const Activations& to, const Activations& from) {
+    Moved moved;
+    for (size_t i = 0; i < to.values.size(); ++i) {
+      const double change = double{to.values[i]} - double{from.values[i]};
+      moved.product += double{by.values[i]} * change;
+      moved.squares += change * change;
+    }
+    return moved;
+  }
+
+  const Passage::Around& around_;
+  const double added_, inner_;
+};
 
 /// How much the loss grows with what each block adds.
 std::vector<double> slopes_of(const Passage& passage) {
@@ -86,9 +110,10 @@ std::vector<size_t> places_by(const std::vector<double>& slopes) {
 std::vector<Candidate> candidates_of(Passage& passage, const std::vector<size_t>& places) {
   std::vector<Candidate> found;
   for (const size_t place : places) {
+    const Promise promise(passage, place);
     std::vector<Candidate> best[2];
     for_each_reading(passage, place, [&](BlockReading reading) {
-      const double promised = promise_of(passage, place, reading);
+      const double promised = promise.of(reading);
       const bool is_order = reading.kind == ReadingKind::order;
       auto& kept = best[is_order ? 0 : 1];
       if (promised >= 0) return;
@@ -112,6 +137,8 @@ class Judge {
     const Activations added = candidate.reading.inner.empty()
                                   ? candidate.reading.added
                                   : passage_.added_from(candidate.place, candidate.reading.inner);
+    const Change at_first = change_of(passage_.losses(), passage_.losses_with(candidate.place, added, first_tokens));
+    if (at_first.mean >= least_gain) return;
     const Change change = change_of(passage_.losses(), passage_.losses_with(candidate.place, added));
     const bool is_size = candidate.reading.kind == ReadingKind::size;
     bool convinces = is_better(change) && (!is_size || stands_out(candidate.place));

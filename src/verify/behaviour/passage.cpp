@@ -19,6 +19,12 @@ using model::BlockKind;
 using model::LayerWeights;
 using model::NormRole;
 
+namespace {
+
+MatrixView<const float> first_rows(const Activations& of, int64_t rows) { return {of.values.data(), rows, of.cols}; }
+
+}  // namespace
+
 Activations::Activations(MatrixView<const float> from) : Activations(from.rows, from.cols) {
   model::pick(from, 0, 1, view());
 }
@@ -120,9 +126,10 @@ Activations Passage::added_from(size_t place, const Activations& inner) const {
   return added;
 }
 
-Losses Passage::losses_with(size_t place, const Activations& added) {
-  Activations x = around_[place].before;
-  kernels::add_rows(x.view(), added.view());
+Losses Passage::losses_with(size_t place, const Activations& added, int64_t tokens) {
+  const int64_t rows = std::min(tokens, added.rows);
+  Activations x(first_rows(around_[place].before, rows));
+  kernels::add_rows(x.view(), first_rows(added, rows));
   for (size_t next = place + 1; next < around_.size(); ++next) run_place(reader_.places[next].weights, next, x.view());
   return losses_behind(x);
 }
@@ -150,9 +157,9 @@ double mean_of(const Losses& losses) {
 }
 
 Change change_of(const Losses& from, const Losses& to) {
-  const auto count = static_cast<double>(from.size());
+  const auto count = static_cast<double>(to.size());
   double sum = 0, squares = 0;
-  for (size_t i = 0; i < from.size(); ++i) {
+  for (size_t i = 0; i < to.size(); ++i) {
     sum += to[i] - from[i];
     squares += (to[i] - from[i]) * (to[i] - from[i]);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <utility>
@@ -81,8 +82,8 @@ class Passage {
   Activations added_by(const model::LayerWeights& weights, size_t place);
   /// What it adds where its last linear reads this.
   Activations added_from(size_t place, const Activations& inner) const;
-  /// Losses where the block in this place adds that.
-  Losses losses_with(size_t place, const Activations& added);
+  /// Losses where the block in this place adds that; of the first `tokens` of the text.
+  Losses losses_with(size_t place, const Activations& added, int64_t tokens = std::numeric_limits<int64_t>::max());
 
  private:
   void run_place(const model::LayerWeights& weights, size_t place, MatrixView<float> x);
@@ -98,6 +99,7 @@ class Passage {
 };
 
 /// Mean change of losses, and how many of its standard errors it is away from nothing; both negative where `to` is less.
+/// `to` may be those of a beginning of the text alone.
 struct Change {
   double mean = 0, errors = 0;
 };
