@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "model/layer_plan.h"
 #include "verify/rungs.h"
+#include "verify/weights/computation.h"
 #include "verify/weights/kept.h"
 
 namespace w4q::verify {
@@ -174,8 +175,12 @@ class StructureCheck {
     const bool same = requantized_   ? computes_as_base()
                       : written_anew ? computes_just_as_base()
                                      : nlohmann::json(ours) == nlohmann::json(theirs);
-    if (!same)
-      fault("config.json", concat("differs from the base's beyond the quantization", first_other_key(ours, theirs)));
+    if (!same) {
+      const auto otherwise = computed_otherwise(config_, *base_config_);
+      const bool named = (requantized_ || written_anew) && !otherwise.empty();
+      fault("config.json", concat("differs from the base's beyond the quantization",
+                                  named ? concat(": ", join(otherwise, "; ")) : first_other_key(ours, theirs)));
+    }
     for (const auto& [name, info] : base_->tensors.tensors()) {
       if (folder_.quantization.find(model::module_path(name)) != nullptr || taken_apart(name)) continue;
       check_interrupt();
@@ -286,7 +291,8 @@ class StructureCheck {
     const auto &ours = config_, &theirs = *base_config_;
     return ours.architecture == theirs.architecture && ours.heads == theirs.heads && ours.kv_heads == theirs.kv_heads &&
            same(ours.rms_norm_eps, theirs.rms_norm_eps) && ours.rope.type == theirs.rope.type &&
-           same(ours.rope.theta, theirs.rope.theta) && same(ours.rope.factor, theirs.rope.factor);
+           same(ours.rope.theta, theirs.rope.theta) && same(ours.rope.factor, theirs.rope.factor) &&
+           computed_otherwise(ours, theirs).empty();
   }
 
   /// The same of all that an unrounded copy keeps.

@@ -263,6 +263,14 @@ TEST_F(GgufMetadata, FileTypes) {
   auto narrow = header();
   for (auto& tensor : narrow.tensors) tensor.type = GgmlType::q5_0, tensor.shape.back() = 160;
   EXPECT_EQ(join(check_gguf_metadata(narrow).faults), "");
+  // A few weights of 16 bits are more than half of the file.
+  auto experts = header();
+  experts.tensors = {{"blk.0.ffn_up_exps.weight", GgmlType::mxfp4, {8, 32, 256}},
+                     {"token_embd.weight", GgmlType::bf16, {128, 256}}};
+  experts.metadata[1].value = uint32_t{32};
+  EXPECT_EQ(join(check_gguf_metadata(experts).faults), "");
+  experts.tensors[1].shape = {32, 256};
+  EXPECT_THAT(join(check_gguf_metadata(experts).faults), HasSubstr("says BF16 (32), but weights have"));
   // Routers stay in F32.
   auto routers = header();
   routers.tensors.push_back({"blk.0.ffn_gate_inp.weight", GgmlType::f32, {8, 256}});

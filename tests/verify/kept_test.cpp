@@ -15,6 +15,7 @@ namespace {
 using ::testing::Contains;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
 
 class Kept : public ::testing::Test {
  protected:
@@ -72,6 +73,20 @@ TEST_F(Kept, AnotherConfigIsNamed) {
   const auto base = model::open_model(test::bundled_model());
   candidate.config.rope.theta = 10000;
   EXPECT_THAT(check_kept(candidate, base).faults, Contains(StartsWith("config.json: rope_theta is 10000")));
+}
+
+TEST_F(Kept, AnotherComputationOfTheSameTensorsIsNamed) {
+  auto candidate = model::open_model(folder() / "q");
+  const auto base = model::open_model(test::bundled_model());
+  candidate.config.activation = model::Activation::gelu_tanh;
+  candidate.config.rope.partial_rotary_factor = 0.5;
+  candidate.config.mixture.chosen = 4;
+  candidate.config.logit_scale = 2;
+  EXPECT_THAT(check_kept(candidate, base).faults,
+              UnorderedElementsAre("config.json: hidden_act is not the base's",
+                                   "config.json: partial_rotary_factor is 0.5, in the base 1",
+                                   "config.json: num_experts_per_tok is 4, in the base 0",
+                                   "config.json: the factor of logits is 2, in the base 1"));
 }
 
 /// AWQ divides rows of v_proj, and their bias with them; another program's folder does not say which.

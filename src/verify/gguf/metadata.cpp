@@ -118,16 +118,19 @@ class MetadataCheck {
     if (!stated) return;
     const auto row = std::ranges::find(file_types, static_cast<uint32_t>(*stated) & ~guessed, &FileType::number);
     if (row == std::end(file_types)) return note("general.file_type", *stated, " is no type that is known");
-    double bits = 0, weights = 0, own = 0, cut = 0;
+    double bits = 0, weights = 0, own = 0, own_bits = 0, cut = 0;
     std::map<GgmlType, double> stored;
     for (const io::GgufTensor& tensor : header_.tensors) {
       if (!is_weight(tensor)) continue;
       const auto count = static_cast<double>(element_count(tensor.shape));
       bits += count * bits_of(tensor.type), weights += count, stored[tensor.type] += count;
-      if (std::ranges::find(row->types, tensor.type) != row->types.end()) own += count;
+      if (std::ranges::find(row->types, tensor.type) != row->types.end()) {
+        own += count, own_bits += count * bits_of(tensor.type);
+      }
       if (may_differ(tensor, row->types[0])) cut += count;
     }
-    if (weights == 0) return;
+    // Few weights of many bits may be most of the file: MXFP4 experts beside a large table in BF16.
+    if (weights == 0 || 2 * own_bits > bits) return;
     bits /= weights;
     const double named = bits_of(row->types[0]);
     const auto& most = *std::ranges::max_element(stored, {}, [](const auto& entry) { return entry.second; });

@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "model/layer_plan.h"
 #include "model/parameters.h"
+#include "verify/weights/computation.h"
 #include "verify/weights/rescaled.h"
 
 namespace w4q::verify {
@@ -116,8 +117,12 @@ class KeptCheck {
     compare("max_position_embeddings", ours.max_positions, theirs.max_positions);
     compare("rope_theta", real(ours.rope.theta), real(theirs.rope.theta));
     if (ours.rope != theirs.rope && real(ours.rope.theta) == real(theirs.rope.theta)) {
-      fault("config.json", "positions are scaled otherwise than in the base (rope_scaling)");
+      compare("partial_rotary_factor", real(ours.rope.partial_rotary_factor), real(theirs.rope.partial_rotary_factor));
+      if (real(ours.rope.partial_rotary_factor) == real(theirs.rope.partial_rotary_factor)) {
+        fault("config.json", "positions are scaled otherwise than in the base (rope_scaling)");
+      }
     }
+    for (const auto& difference : computed_otherwise(ours, theirs)) fault("config.json", difference);
     if (ours.sliding_window != theirs.sliding_window) fault("config.json", "sliding_window is not the base's");
     if (ours.bos_token && theirs.bos_token) compare("bos_token_id", *ours.bos_token, *theirs.bos_token);
     if (!ours.eos_tokens.empty() && !theirs.eos_tokens.empty() && ours.eos_tokens != theirs.eos_tokens) {

@@ -1,0 +1,93 @@
+#include "verify/weights/computation.h"
+
+#include <string_view>
+#include <type_traits>
+
+#include "core/text.h"
+
+namespace w4q::verify {
+namespace {
+
+class ConfigComparison {
+ public:
+  template <class Value>
+  void compare(std::string_view key, const Value& ours, const Value& theirs) {
+    if constexpr (std::is_same_v<Value, bool>) {
+      if (ours != theirs) add(key, ours ? "true" : "false", theirs ? "true" : "false");
+    } else if constexpr (std::is_floating_point_v<Value>) {
+      if (static_cast<float>(ours) != static_cast<float>(theirs)) add(key, concat(ours), concat(theirs));
+    } else {
+      if (ours != theirs) add(key, concat(ours), concat(theirs));
+    }
+  }
+
+  /// Of what has no short text.
+  void require(std::string_view key, bool same) {
+    if (!same) differences_.push_back(concat(key, " is not the base's"));
+  }
+
+  std::vector<std::string> take() { return std::move(differences_); }
+
+ private:
+  void add(std::string_view key, std::string_view ours, std::string_view theirs) {
+    differences_.push_back(concat(key, " is ", ours, ", in the base ", theirs));
+  }
+
+  std::vector<std::string> differences_;
+};
+
+void compare_mixtures(const model::MixtureConfig& ours, const model::MixtureConfig& theirs,
+                      ConfigComparison& comparison) {
+  comparison.compare("the number of experts", ours.experts, theirs.experts);
+  comparison.compare("num_experts_per_tok", ours.chosen, theirs.chosen);
+  comparison.compare("moe_intermediate_size", ours.intermediate, theirs.intermediate);
+  comparison.compare("the size of shared experts", ours.shared_intermediate, theirs.shared_intermediate);
+  comparison.require("scoring_func", ours.scoring == theirs.scoring);
+  comparison.compare("norm_topk_prob", ours.renormalizes, theirs.renormalizes);
+  comparison.compare("routed_scaling_factor", ours.scale, theirs.scale);
+  comparison.compare("n_group", ours.groups, theirs.groups);
+  comparison.compare("topk_group", ours.chosen_groups, theirs.chosen_groups);
+}
+
+/// Attention of one layer but for its positions and window, which are compared for all layers at once.
+bool attends_alike(const model::AttentionConfig& ours, const model::AttentionConfig& theirs) {
+  const auto same = [](double a, double b) { return static_cast<float>(a) == static_cast<float>(b); };
+  return ours.heads == theirs.heads && ours.kv_heads == theirs.kv_heads && ours.head_dim == theirs.head_dim &&
+         ours.window == theirs.window && ours.rope.type == theirs.rope.type &&
+         same(ours.rope.theta, theirs.rope.theta) &&
+         same(ours.rope.partial_rotary_factor, theirs.rope.partial_rotary_factor) && same(ours.scale, theirs.scale) &&
+         same(ours.soft_cap, theirs.soft_cap) && same(ours.clip, theirs.clip) &&
+         same(ours.temperature, theirs.temperature) && ours.output_gate == theirs.output_gate &&
+         ours.sinks == theirs.sinks && ours.keys_are_values == theirs.keys_are_values &&
+         ours.value_norm == theirs.value_norm && ours.keys_of == theirs.keys_of;
+}
+
+void compare_layers(const model::ModelConfig& ours, const model::ModelConfig& theirs, ConfigComparison& comparison) {
+  for (int64_t layer = 0; layer < ours.layers; ++layer) {
+    const std::string of = concat(" of layer ", layer);
+    comparison.compare("the delta net" + of, ours.has_delta_net(layer), theirs.has_delta_net(layer));
+    comparison.compare("the mixture" + of, ours.has_mixture(layer), theirs.has_mixture(layer));
+    if (!ours.intermediate_sizes.empty() || !theirs.intermediate_sizes.empty())
+      comparison.compare("intermediate_size" + of, ours.intermediate_of(layer), theirs.intermediate_of(layer));
+    if (ours.attention.empty() && theirs.attention.empty()) continue;  // the same in all
+    comparison.require("attention" + of, attends_alike(ours.attention_of(layer), theirs.attention_of(layer)));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> computed_otherwise(const model::ModelConfig& ours, const model::ModelConfig& theirs) {
+  ConfigComparison comparison;
+  comparison.require("hidden_act", ours.activation == theirs.activation);
+  comparison.compare("the limit of the activation", ours.activation_limit, theirs.activation_limit);
+  comparison.compare("the factor of embeddings", ours.embedding_scale, theirs.embedding_scale);
+  comparison.compare("the factor of the residual stream", ours.residual_scale, theirs.residual_scale);
+  comparison.compare("the factor of logits", ours.logit_scale, theirs.logit_scale);
+  comparison.compare("final_logit_softcapping", ours.logit_cap, theirs.logit_cap);
+  compare_mixtures(ours.mixture, theirs.mixture, comparison);
+  comparison.require("the shape of delta nets", ours.delta == theirs.delta);
+  if (ours.layers == theirs.layers) compare_layers(ours, theirs, comparison);
+  return comparison.take();
+}
+
+}  // namespace w4q::verify
