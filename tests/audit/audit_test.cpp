@@ -27,7 +27,7 @@ struct Part {
 Part part() {
   const char* text = std::getenv("W4Q_AUDIT_STEP");
   const bool decode = std::getenv("W4Q_AUDIT_TEXT") != nullptr;
-  if (text == nullptr) return {29, 20, decode};
+  if (text == nullptr) return {53, 23, decode};
   return {1, std::max<size_t>(1, std::strtoul(text, nullptr, 10)), decode};
 }
 
@@ -42,18 +42,21 @@ Faults chosen_faults() {
   return faults;
 }
 
-/// Those that W4Q_AUDIT_ONLY=TEXT chooses, by name.
-std::vector<VariantRow> chosen_variants() {
+/// Those that W4Q_AUDIT_ONLY=TEXT chooses, by name. Where only a few of all are made, none whose search takes as long as
+/// everything else here.
+std::vector<VariantRow> chosen_variants(const Part& wanted) {
   auto variants = every_variant();
   const char* text = std::getenv("W4Q_AUDIT_ONLY");
-  if (text != nullptr)
-    std::erase_if(variants, [&](const auto& row) { return row.name.find(text) == std::string::npos; });
+  std::erase_if(variants, [&](const auto& row) {
+    if (text != nullptr) return row.name.find(text) == std::string::npos;
+    return wanted.variants > 1 && row.name.starts_with("exl3");
+  });
   return variants;
 }
 
 /// Seeds a part of all faults. What cannot be seeded fails the test.
 Tally seed_part(const Part& wanted) {
-  const auto variants = chosen_variants();
+  const auto variants = chosen_variants(wanted);
   const Faults faults = chosen_faults();
   Workshop workshop({.text = wanted.text});
   Tally tally;
@@ -90,11 +93,11 @@ TEST(Audit, SeededFaultsAreNamed) {
   std::printf("%s", tally.summary().c_str());
   write_table(tally);
   EXPECT_EQ(tally.misses(Way::digests), "");
-  // The goal, and a floor three faults below what this part of the corpus gives: 97 % and 53 % of its 88; of twice as many,
-  // which were made here before, 97 % and 57 %.
+  // The goal, and a floor three faults below what this part of the corpus gives: 96 % and 51 % of its 49; of four times as
+  // many, which were made here before, 97 % and 57 %.
   EXPECT_GE(tally.share(Way::base), 0.9);
-  EXPECT_GE(tally.share(Way::alone), 0.5);
-  EXPECT_GE(tally.faults(true), wanted.variants == 1 && wanted.faults < 40 ? 600 : 75);
+  EXPECT_GE(tally.share(Way::alone), 0.45);
+  EXPECT_GE(tally.faults(true), wanted.variants == 1 && wanted.faults < 40 ? 600 : 45);
 }
 
 /// A corpus of few kinds would say little.

@@ -16,7 +16,7 @@ namespace {
 /// Of all folders every how many is made: W4Q_AUDIT_CLEAN_STEP, 1 for all.
 size_t clean_step() {
   const char* text = std::getenv("W4Q_AUDIT_CLEAN_STEP");
-  return text == nullptr ? 61 : std::strtoul(text, nullptr, 10);
+  return text == nullptr ? 101 : std::strtoul(text, nullptr, 10);
 }
 
 /// W4Q_AUDIT_ONLY=TEXT: folders whose names contain it, all of them.

@@ -1,5 +1,7 @@
 #include "verify/weights/computation.h"
 
+#include <algorithm>
+#include <cmath>
 #include <string_view>
 #include <type_traits>
 
@@ -8,6 +10,9 @@
 namespace w4q::verify {
 namespace {
 
+/// Programs write reals with as many digits as an fp32 takes, and some the inverse of a factor.
+bool same(double a, double b) { return std::abs(a - b) <= 1e-6 * std::max(std::abs(a), std::abs(b)); }
+
 class ConfigComparison {
  public:
   template <class Value>
@@ -15,7 +20,7 @@ class ConfigComparison {
     if constexpr (std::is_same_v<Value, bool>) {
       if (ours != theirs) add(key, ours ? "true" : "false", theirs ? "true" : "false");
     } else if constexpr (std::is_floating_point_v<Value>) {
-      if (static_cast<float>(ours) != static_cast<float>(theirs)) add(key, concat(ours), concat(theirs));
+      if (!same(ours, theirs)) add(key, concat(ours), concat(theirs));
     } else {
       if (ours != theirs) add(key, concat(ours), concat(theirs));
     }
@@ -51,7 +56,6 @@ void compare_mixtures(const model::MixtureConfig& ours, const model::MixtureConf
 
 /// Attention of one layer but for its positions and window, which are compared for all layers at once.
 bool attends_alike(const model::AttentionConfig& ours, const model::AttentionConfig& theirs) {
-  const auto same = [](double a, double b) { return static_cast<float>(a) == static_cast<float>(b); };
   return ours.heads == theirs.heads && ours.kv_heads == theirs.kv_heads && ours.head_dim == theirs.head_dim &&
          ours.window == theirs.window && ours.rope.type == theirs.rope.type &&
          same(ours.rope.theta, theirs.rope.theta) &&
