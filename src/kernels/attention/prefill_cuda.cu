@@ -33,6 +33,13 @@ __device__ __forceinline__ int thread() {
   return x;
 }
 
+/// 2^x; results below 2^-126 are zero.
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// Keys of a tile: as many as leave room for two tiles in flight.
 template <int dim>
 constexpr int key_rows = dim == 256 ? 16 : 64;
@@ -107,22 +114,44 @@ class Queries {
   uint4* room_;
 };
 
-/// Starts copying a tile of keys or values, of a pool that begins with the key head's first head page; tokens from
-/// `length` on become zeros.
+/// Where the pages of a tile stand in their pools. Asked for a tile ahead: the copies need them at once.
 template <int dim>
-__device__ void fetch_tile(const PagedLayer& layer, const std::byte* pool, int first, int length, std::byte* tile) {
+class TilePages {
+ public:
+  static constexpr int count = key_rows<dim> / kv_page_tokens;
+
+  /// Of the tile that begins with token `first`; pages behind that of `length` − 1 are that one.
+  __device__ void load(const PagedLayer& layer, int first, int length) {
+    const int last = (length - 1) / kv_page_tokens;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const int index = min(first / kv_page_tokens + i, last);
+      page_[i] = layer.table == nullptr ? index : layer.table[index];
+    }
+  }
+  __device__ int operator[](int i) const { return page_[i]; }
+
+ private:
+  int page_[count];
+};
+
+/// Starts copying a tile of keys and values of a head, whose head page begins a pool's page at `head`; tokens from `length`
+/// on become zeros.
+template <int dim>
+__device__ void fetch_tile(const PagedLayer& layer, int head, const TilePages<dim>& pages, int first, int length,
+                           std::byte* keys, std::byte* values) {
   constexpr int rows_at_once = warps * 32 / chunks<dim>;
+  static_assert(kv_page_tokens % rows_at_once == 0);
   const int row = thread() / chunks<dim>;
   const int chunk = thread() % chunks<dim>;
 #pragma unroll
   for (int further = 0; further < key_rows<dim>; further += rows_at_once) {
-    const int token = first + row + further;
-    const bool inside = token < length;
-    const int index = (inside ? token : first) / kv_page_tokens;
-    const int page = layer.table == nullptr ? index : layer.table[index];
-    const std::byte* const from = pool + int64_t{page} * (layer.kv_heads * kv_head_page_bytes(KvType::f16, dim)) +
-                                  (token % kv_page_tokens * (dim * 2) + chunk * 16);
-    __pipeline_memcpy_async(place<dim>(tile, row + further, chunk), from, 16, inside ? 0 : 16);
+    const int64_t page = pages[further / kv_page_tokens];
+    const int64_t from = page * (layer.kv_heads * kv_head_page_bytes(KvType::f16, dim)) + head +
+                         (further % kv_page_tokens + row) * (dim * 2) + chunk * 16;
+    const size_t zeros = first + row + further < length ? 0 : 16;
+    __pipeline_memcpy_async(place<dim>(keys, row + further, chunk), layer.keys + from, 16, zeros);
+    __pipeline_memcpy_async(place<dim>(values, row + further, chunk), layer.values + from, 16, zeros);
   }
 }
 
@@ -147,14 +176,19 @@ struct Running {
     for (int step = 0; step < Queries<dim>::steps; ++step) {
       uint32_t high[4], low[4];
       queries.load(step, high, low);
+      // All with the one part before any with the other: a product waits for the one before it on the same sums.
+      uint4 b[key_tiles / 2];
 #pragma unroll
       for (int pair = 0; pair < key_tiles / 2; ++pair) {
-        const uint4 b =
+        b[pair] =
             device::load_matrices(place<dim>(keys, 16 * pair + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
-        device::HalfType::mma(score[2 * pair], high, b.x, b.y);
-        device::HalfType::mma(score[2 * pair + 1], high, b.z, b.w);
-        device::HalfType::mma(score[2 * pair], low, b.x, b.y);
-        device::HalfType::mma(score[2 * pair + 1], low, b.z, b.w);
+        device::HalfType::mma(score[2 * pair], high, b[pair].x, b[pair].y);
+        device::HalfType::mma(score[2 * pair + 1], high, b[pair].z, b[pair].w);
+      }
+#pragma unroll
+      for (int pair = 0; pair < key_tiles / 2; ++pair) {
+        device::HalfType::mma(score[2 * pair], low, b[pair].x, b[pair].y);
+        device::HalfType::mma(score[2 * pair + 1], low, b[pair].z, b[pair].w);
       }
     }
   }
@@ -168,7 +202,7 @@ struct Running {
       for (const auto& tile : score) most = fmaxf(most, fmaxf(tile[2 * half], tile[2 * half + 1]));
       most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
       most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
-      const float factor = exp2f(largest[half] - most);
+      const float factor = power_of_two(largest[half] - most);
       largest[half] = most;
       weight[half] *= factor;
 #pragma unroll
@@ -177,7 +211,7 @@ struct Running {
       for (auto& tile : score) {
 #pragma unroll
         for (int j = 2 * half; j < 2 * half + 2; ++j) {
-          tile[j] = exp2f(tile[j] - most + 15);
+          tile[j] = power_of_two(tile[j] - most + 15);
           weight[half] += tile[j];
         }
       }
@@ -241,8 +275,13 @@ __device__ void mask(float (&score)[tiles][4], int first_key, int query, int win
   }
 }
 
+/// Blocks of a multiprocessor: what registers have room for.
 template <int dim>
-__global__ void __launch_bounds__(warps * 32) prefill_attention_kernel(const PrefillAttentionArgs args) {
+constexpr int blocks_at_once = dim == 64 ? 3 : 2;
+
+template <int dim>
+__global__ void __launch_bounds__(warps * 32, blocks_at_once<dim>)
+    prefill_attention_kernel(const PrefillAttentionArgs args) {
   constexpr int keys_in_tile = key_rows<dim>;
   extern __shared__ uint4 memory[];
   const auto keys = [&](int stage) {
@@ -260,10 +299,12 @@ __global__ void __launch_bounds__(warps * 32) prefill_attention_kernel(const Pre
   const int oldest = window > 0 ? max(first_query - window + 1, 0) : 0;
   const int begin = oldest / keys_in_tile * keys_in_tile;
   const int kv_head_at = kv_head * kv_head_page_bytes(KvType::f16, dim);
+  TilePages<dim> pages;
+  pages.load(args.layer, begin, length);
   const auto fetch = [&](int first_key, int stage) {
     if (first_key < length) {
-      fetch_tile<dim>(args.layer, args.layer.keys + kv_head_at, first_key, length, keys(stage));
-      fetch_tile<dim>(args.layer, args.layer.values + kv_head_at, first_key, length, values(stage));
+      fetch_tile<dim>(args.layer, kv_head_at, pages, first_key, length, keys(stage), values(stage));
+      pages.load(args.layer, first_key + keys_in_tile, length);
     }
     __pipeline_commit();
   };
