@@ -45,15 +45,14 @@ TEST_F(Quality, PresetsImproveStepByStep) {
 
 /// Presets without a text: the model writes one, the same each time, and says so.
 TEST_F(Quality, AModelCalibratesItself) {
-  const std::vector<std::string> sizes{"--samples", "12", "--length", "100"};
-  const auto with = [&](std::vector<std::string> arguments) {
-    arguments.insert(arguments.end(), sizes.begin(), sizes.end());
-    return arguments;
-  };
-  const auto silent = quantize("silent", with({"--k", "3", "--quality", "good"}));
+  const auto silent = quantize("silent", {"--k", "3", "--quality", "good", "--samples", "12", "--length", "100"});
   ASSERT_EQ(silent.status, 0) << silent.err;
   EXPECT_NE(silent.out.find("12 windows of 100 tokens that the model wrote, seed 0"), std::string::npos) << silent.out;
-  // Whether bytes are the same one layer of four says, too.
+  // Whether bytes are the same one layer of four and few tokens say, too.
+  const auto with = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"--samples", "4", "--length", "64"});
+    return arguments;
+  };
   const auto one_layer = [&](const std::string& name, std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"--k", "3", "--quality", "good", "--keep", "*.layers.[123].*"});
     return quantize(name, arguments).status;
@@ -75,8 +74,8 @@ TEST_F(Quality, AModelCalibratesItself) {
   ASSERT_EQ(quantize("plain", {"--k", "3"}).status, 0);
   // Measured 0.62, with 1200 tokens.
   EXPECT_LT(divergence("silent"), 0.75 * divergence("plain"));
-  const auto chosen = quantize("chosen", {"--quality", "good", "--target-bpw", "3.5", "--samples", "4", "--length",
-                                          "64", "--keep", "*.layers.[123].*"});
+  const auto chosen =
+      quantize("chosen", with({"--quality", "good", "--target-bpw", "3.5", "--keep", "*.layers.[123].*"}));
   ASSERT_EQ(chosen.status, 0) << chosen.err;
   EXPECT_NE(chosen.out.find("that the model wrote"), std::string::npos) << chosen.out;
   // Other steps ask for a text, as they did.
