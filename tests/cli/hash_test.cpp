@@ -66,15 +66,15 @@ TEST_F(Hash, DoesNotDependOnShardsCompressionOrThreads) {
 
 /// Every command writes digests that its output has, and that say what it was made from.
 TEST_F(Hash, WhateverIsWrittenIsAsItWasWritten) {
-  run({"quantize", bundled_model(), "-o", path("int4"), "--scheme", "int4-g32-f16-asym"});
-  run({"quantize", bundled_model(), "-o", path("residual"), "--scheme", "rotated4-d128+rotated4-d128"});
-  run({"quantize", bundled_model(), "-o", path("folded"), "--fold-rotations", "--keep", "*"});
+  run({"quantize", two_layer_model(), "-o", path("int4"), "--scheme", "int4-g32-f16-asym"});
+  run({"quantize", two_layer_model(), "-o", path("residual"), "--scheme", "rotated4-d128+rotated4-d128"});
+  run({"quantize", two_layer_model(), "-o", path("folded"), "--fold-rotations", "--keep", "*"});
   run({"quantize", path("folded"), "-o", path("of-folded"), "--k", "4"});
-  run({"quantize", bundled_model(), "-o", path("awq"), "--scheme", "int4-g32-f16-asym", "--to", "awq-gemm"});
+  run({"quantize", two_layer_model(), "-o", path("awq"), "--scheme", "int4-g32-f16-asym", "--to", "awq-gemm"});
   run({"repack", path("int4"), "-o", path("tiles"), "--target", "sm89"});
   run({"repack", path("residual"), "-o", path("turbo"), "--to", "turboquant"});
   run({"repack", path("turbo"), "-o", path("back"), "--to", "w4q"});
-  run({"repack", bundled_model(), "-o", path("m.gguf"), "--to", "gguf"});
+  run({"repack", two_layer_model(), "-o", path("m.gguf"), "--to", "gguf"});
   run({"repack", path("m.gguf"), "-o", path("from-gguf"), "--to", "hf16"});
   for (const char* name :
        {"int4", "residual", "folded", "of-folded", "awq", "tiles", "turbo", "back", "m.gguf", "from-gguf"}) {
@@ -83,7 +83,7 @@ TEST_F(Hash, WhateverIsWrittenIsAsItWasWritten) {
     if (name != std::string("turbo") && name != std::string("m.gguf")) run({"verify", path(name)});
   }
   for (const char* name : {"int4", "residual", "folded", "of-folded", "awq", "tiles", "back"}) {
-    const auto result = run_w4q({"verify", path(name), "--base", bundled_model(), "--quiet"});
+    const auto result = run_w4q({"verify", path(name), "--base", two_layer_model(), "--quiet"});
     EXPECT_EQ(result.status, 0) << name << result.out << result.err;
     expect_part(result.out, "pass  base: is what it was made from");
   }
@@ -94,33 +94,49 @@ TEST_F(Hash, WhateverIsWrittenIsAsItWasWritten) {
 
 /// Whatever the registries hold: every layout and every format, of schemes that have codes in each of them.
 TEST_F(Hash, EveryLayoutAndFormatIsAsItWasWritten) {
+  const io::Json layouts = run_w4q({"list", "--json"}).json(),
+                 dialects = run_w4q({"list", "--dialects", "--json"}).json();
   std::set<std::string> taken;
   std::vector<Arguments> forms;
-  for (const auto& row : run_w4q({"list", "--json"}).json()["layouts"]) forms.push_back({"--layout", row["name"]});
-  for (const auto& row : run_w4q({"list", "--dialects", "--json"}).json()["conversions"]) {
+  for (const auto& row : layouts.at("layouts")) forms.push_back({"--layout", row["name"]});
+  for (const auto& row : dialects.at("conversions")) {
     if (row["from"] == "folder") forms.push_back({"--to", row["to"]});
   }
-  for (const char* scheme :
-       {"kbit3-b32-e4m4", "int4-g128-f16", "int4-g32-f16-asym", "int8-g128-f16", "rotated4-d128"}) {
-    quantize(scheme, {"--scheme", scheme});
+  ASSERT_GE(forms.size(), 60u);
+  const std::string& model = one_layer_model();
+  const auto try_form = [&](const std::string& source, const Arguments& form) {
+    const bool to_gguf = form[1].starts_with("gguf");
+    const std::string out = source == model ? path(form[1] + ".gguf") : concat(source, "-", form[1]);
+    const auto repacked = run_w4q({"repack", source, "-o", out, form[0], form[1], "--quiet"});
+    if (repacked.status != 0) return;
+    const bool is_first = taken.insert(form[1]).second;
+    const auto checked = hash(out, {"--check"});
+    EXPECT_EQ(checked.status, 0) << out << ": " << checked.out << checked.err;
+    if (!is_first || to_gguf || form[1] == "turboquant") return;
+    const auto verified = run_w4q({"verify", out, "--base", model, "--json", "--quiet"}).json();
+    EXPECT_EQ(verified["checks"][0]["name"], "digests") << out;
+    EXPECT_TRUE(verified["checks"][0]["passed"]) << out;
+    EXPECT_EQ(verified["checks"][1]["name"], "base") << out;
+    EXPECT_TRUE(verified["checks"][1]["passed"]) << out;
+  };
+  for (const char* scheme : {"kbit3-b32-e4m4", "int4-g128-f16", "int4-g32-f16-asym", "int8-g128-f16", "rotated4-d128",
+                             "nvfp4", "fp8-block128", "trellis2"}) {
+    run({"quantize", model, "-o", path(scheme), "--scheme", scheme, "--keep", "*.mlp.*"});
     for (const Arguments& form : forms) {
-      const std::string out = path(concat(scheme, form[1]) + (form[1].starts_with("gguf") ? ".gguf" : ""));
-      const auto repacked = run_w4q({"repack", path(scheme), "-o", out, form[0], form[1], "--quiet"});
-      if (repacked.status != 0) continue;
-      taken.insert(form[1]);
-      const auto checked = hash(out, {"--check"});
-      EXPECT_EQ(checked.status, 0) << out << ": " << checked.out << checked.err;
-      if (form[1].starts_with("gguf") || form[1] == "turboquant") continue;
-      const auto verified = run_w4q({"verify", out, "--base", bundled_model(), "--json", "--quiet"}).json();
-      EXPECT_EQ(verified["checks"][0]["name"], "digests") << out;
-      EXPECT_TRUE(verified["checks"][0]["passed"]) << out;
-      EXPECT_EQ(verified["checks"][1]["name"], "base") << out;
-      EXPECT_TRUE(verified["checks"][1]["passed"]) << out;
+      if (!form[1].starts_with("gguf")) try_form(path(scheme), form);
     }
   }
+  const auto is_searched = [](const std::string& form) {
+    return form == "exl3" || form.starts_with("gguf-iq2") || form.starts_with("gguf-iq3");
+  };
   for (const Arguments& form : forms) {
-    // No quantizer makes the tables of bitsandbytes; its dialects read and write like the others.
-    const bool expected = !form[1].starts_with("bitsandbytes") && !form[1].ends_with("marlin");
+    if (form[1].starts_with("gguf") && !is_searched(form[1])) try_form(model, form);
+  }
+  // No quantizer makes the tables of bitsandbytes, and only one architecture has gpt-oss's stacks; these read and write like
+  // the others. What takes a long search (exl3, I-quants of 2 and 3 bits) has tests of its own.
+  for (const Arguments& form : forms) {
+    const bool expected = !form[1].starts_with("bitsandbytes") && !form[1].ends_with("marlin") &&
+                          form[1] != "gpt-oss" && !is_searched(form[1]);
     EXPECT_TRUE(taken.contains(form[1]) || !expected) << form[1] << " was taken by no scheme";
   }
 }
