@@ -106,7 +106,7 @@ TEST_F(Hash, EveryLayoutAndFormatIsAsItWasWritten) {
   const std::string& model = one_layer_model();
   const auto try_form = [&](const std::string& source, const Arguments& form) {
     const bool to_gguf = form[1].starts_with("gguf");
-    const std::string out = source == model ? path(form[1] + ".gguf") : concat(source, "-", form[1]);
+    const std::string out = to_gguf ? path(form[1] + ".gguf") : concat(source, "-", form[1]);
     const auto repacked = run_w4q({"repack", source, "-o", out, form[0], form[1], "--quiet"});
     if (repacked.status != 0) return;
     const bool is_first = taken.insert(form[1]).second;

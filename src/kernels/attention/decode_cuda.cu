@@ -223,7 +223,7 @@ void decode_attention_cuda(const DecodeAttentionArgs& args, const device::Stream
   task.keep_mask = args.keep_mask;
   task.kept = args.kept;
   task.mask_words = (args.capacity + 32 * kv_page_tokens - 1) / (32 * kv_page_tokens);
-  task.margin = args.delta * decode::log2_e;
+  task.margin = args.delta * log2_e;
   task.window = args.window;
   task.heads = args.heads;
   task.group = args.heads / layer.kv_heads;

@@ -7,6 +7,7 @@
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/decode_plan.h"
 #include "kernels/attention/kv_encode.cuh"
+#include "kernels/common/power_of_two.cuh"
 #include "kernels/frame/mailbox.cuh"
 
 namespace w4q::kernels::decode {
@@ -18,7 +19,6 @@ template <int dim>
 inline constexpr int threads = warps<dim> * 32;
 /// Pages that a block takes at least, before another one joins.
 inline constexpr int pages_per_split = 8;
-inline constexpr float log2_e = 1.4426950408889634f;
 /// Below every score, and still finite: differences of two of it are zero.
 inline constexpr float lowest = -1e30f;
 
@@ -268,13 +268,6 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
     }
   }
   __syncthreads();
-}
-
-/// 2^x; 0 for what lies far below.
-__device__ __forceinline__ float power_of_two(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
 }
 
 /// Scores become units of log2.

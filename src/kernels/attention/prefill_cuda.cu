@@ -16,13 +16,13 @@
 #include "device/matrices.cuh"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/power_of_two.cuh"
 
 namespace w4q::kernels {
 namespace {
 
 constexpr int warps = 4;
 constexpr int query_rows = 16 * warps;
-constexpr float log2_e = 1.4426950408889634f;
 constexpr float lowest = -1e30f;
 
 /// threadIdx.x, asked for where it is used: what follows from it is computed again for every tile, and takes no
@@ -31,13 +31,6 @@ __device__ __forceinline__ int thread() {
   int x;
   asm volatile("mov.u32 %0, %tid.x;" : "=r"(x));
   return x;
-}
-
-/// 2^x; results below 2^-126 are zero.
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 /// Keys of a tile: as many as leave room for two tiles in flight.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -41,11 +42,13 @@ struct Candidate {
   BlockReading reading;
 };
 
-double size_of(const Activations& x) {
-  double sum = 0;
-  for (const float value : x.values) sum += double{value} * double{value};
-  return std::sqrt(sum);
+/// Σ a · b, elementwise.
+double product_of(const Activations& a, const Activations& b) {
+  return std::inner_product(a.values.begin(), a.values.end(), b.values.begin(), 0.0, std::plus(),
+                            [](double x, double y) { return x * y; });
 }
+
+double size_of(const Activations& x) { return std::sqrt(product_of(x, x)); }
 
 /// What readings of a block are held against, and its size.
 class Promise {
@@ -87,9 +90,7 @@ std::vector<double> slopes_of(const Passage& passage) {
   std::vector<double> slopes;
   for (size_t place = 0; place < passage.places(); ++place) {
     const auto& around = passage.around(place);
-    const Activations nothing(around.added.rows, around.added.cols);
-    slopes.push_back(product_of_change(around.by_added, around.added, nothing) /
-                     static_cast<double>(around.added.rows - 1));
+    slopes.push_back(product_of(around.by_added, around.added) / static_cast<double>(around.added.rows - 1));
   }
   return slopes;
 }

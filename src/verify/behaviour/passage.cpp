@@ -29,12 +29,6 @@ Activations::Activations(MatrixView<const float> from) : Activations(from.rows, 
   model::pick(from, 0, 1, view());
 }
 
-double product_of_change(const Activations& a, const Activations& b, const Activations& c) {
-  double sum = 0;
-  for (size_t i = 0; i < a.values.size(); ++i) sum += double{a.values[i]} * (double{b.values[i]} - double{c.values[i]});
-  return sum;
-}
-
 Reader::Reader(const model::Model& model)
     : config(model.config()), embeddings(model.embeddings()), head(model.head()), final_norm(model.final_norm()) {
   for (size_t layer = 0; layer < model.layers().size(); ++layer) {

@@ -30,9 +30,6 @@ struct Activations {
   std::vector<float> values;
 };
 
-/// Σ a · (b − c), elementwise.
-double product_of_change(const Activations& a, const Activations& b, const Activations& c);
-
 /// What a model is run with; a reading of it is a copy with something else in its place.
 struct Reader {
   explicit Reader(const model::Model& model);
