@@ -22,7 +22,7 @@
 #include "kernels/linear/gemm.h"
 #include "model/decoder.h"
 
-namespace w4q {
+namespace w4q::decoder_bench {
 namespace {
 
 constexpr int64_t window = 512;
@@ -197,6 +197,4 @@ BENCHMARK(single_tokens)->ArgName("bits")->Arg(0)->Arg(3)->Arg(4)->Unit(benchmar
 BENCHMARK(dequantize)->ArgName("bits")->DenseRange(2, 5)->Unit(benchmark::kMicrosecond);
 
 }  // namespace
-}  // namespace w4q
-
-BENCHMARK_MAIN();
+}  // namespace w4q::decoder_bench

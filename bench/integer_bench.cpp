@@ -9,7 +9,7 @@
 #include "kernels/dequantize/dequantize.h"
 #include "quantize/rtn.h"
 
-namespace w4q {
+namespace w4q::integer_bench {
 namespace {
 
 constexpr int64_t n = 4096;
@@ -47,7 +47,7 @@ void fake_quantize(benchmark::State& state, std::string_view scheme, quantize::C
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations()) * n * k);
 }
 
-void decode(benchmark::State& state, std::string_view scheme) {
+void decode_integers(benchmark::State& state, std::string_view scheme) {
   set_threads(1);
   const auto weight = quantized(scheme, quantize::Clip::min_max).weight;
   constexpr int64_t rows = 64;
@@ -69,12 +69,10 @@ BENCHMARK_CAPTURE(rtn, int3_g128, "int3-g128-f16", Clip::min_max);
 BENCHMARK_CAPTURE(rtn, int8_row, "int8-row-bf16", Clip::min_max);
 BENCHMARK_CAPTURE(rtn, int4_g128_mse, "int4-g128-f16", Clip::mse);
 BENCHMARK_CAPTURE(fake_quantize, int4_g128, "int4-g128-f16-asym", Clip::min_max);
-BENCHMARK_CAPTURE(decode, int4_g128, "int4-g128-f16");
-BENCHMARK_CAPTURE(decode, int4_g128_asym, "int4-g128-f16-asym");
-BENCHMARK_CAPTURE(decode, int3_g128, "int3-g128-f16");
-BENCHMARK_CAPTURE(decode, int8_row, "int8-row-bf16");
+BENCHMARK_CAPTURE(decode_integers, int4_g128, "int4-g128-f16");
+BENCHMARK_CAPTURE(decode_integers, int4_g128_asym, "int4-g128-f16-asym");
+BENCHMARK_CAPTURE(decode_integers, int3_g128, "int3-g128-f16");
+BENCHMARK_CAPTURE(decode_integers, int8_row, "int8-row-bf16");
 
 }  // namespace
-}  // namespace w4q
-
-BENCHMARK_MAIN();
+}  // namespace w4q::integer_bench

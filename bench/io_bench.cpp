@@ -13,9 +13,9 @@
 #include "io/checkpoint.h"
 #include "io/checkpoint_writer.h"
 
+namespace w4q::io_bench {
 namespace {
 
-using namespace w4q;
 namespace fs = std::filesystem;
 
 /// A checkpoint of `count` bf16 tensors of `rows` × `cols`, named as in a large model, removed at exit.
@@ -102,3 +102,4 @@ void copy_memory(benchmark::State& state) {
 BENCHMARK(copy_memory)->Unit(benchmark::kMillisecond)->UseRealTime();
 
 }  // namespace
+}  // namespace w4q::io_bench

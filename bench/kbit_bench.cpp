@@ -9,7 +9,7 @@
 #include "core/rng.h"
 #include "quantize/quantizer_registry.h"
 
-namespace w4q {
+namespace w4q::kbit_bench {
 namespace {
 
 constexpr int64_t n = 2048;
@@ -32,7 +32,7 @@ void report(benchmark::State& state, size_t bytes) {
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations()) * static_cast<int64_t>(bytes));
 }
 
-void memory_copy(benchmark::State& state) {
+void copy_weights(benchmark::State& state) {
   const std::vector<std::byte>& from = weights(DType::bf16);
   std::vector<std::byte> to(from.size());
   for (auto _ : state) {
@@ -58,7 +58,7 @@ void quantize_kbit(benchmark::State& state, DType dtype, formats::ScaleType scal
 
 using formats::ScaleType;
 
-BENCHMARK(memory_copy);
+BENCHMARK(copy_weights);
 BENCHMARK_CAPTURE(quantize_kbit, bf16_e4m4, DType::bf16, ScaleType::e4m4, false)->DenseRange(2, 5)->ArgName("bits");
 BENCHMARK_CAPTURE(quantize_kbit, bf16_f16, DType::bf16, ScaleType::f16, false)->Arg(4)->ArgName("bits");
 BENCHMARK_CAPTURE(quantize_kbit, f16_e4m4, DType::f16, ScaleType::e4m4, false)->Arg(4)->ArgName("bits");
@@ -66,6 +66,4 @@ BENCHMARK_CAPTURE(quantize_kbit, f32_e4m4, DType::f32, ScaleType::e4m4, false)->
 BENCHMARK_CAPTURE(quantize_kbit, bf16_bnb, DType::bf16, ScaleType::e4m4, true)->Arg(4)->ArgName("bits");
 
 }  // namespace
-}  // namespace w4q
-
-BENCHMARK_MAIN();
+}  // namespace w4q::kbit_bench

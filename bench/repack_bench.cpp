@@ -11,7 +11,7 @@
 #include "formats/scheme_registry.h"
 #include "repack/layout_registry.h"
 
-namespace w4q {
+namespace w4q::repack_bench {
 namespace {
 
 constexpr int64_t n = 4096;
@@ -36,7 +36,7 @@ void report(benchmark::State& state, const formats::PackedWeight& weight) {
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations()) * weight.size_bytes());
 }
 
-void memory_copy(benchmark::State& state, std::string_view scheme) {
+void copy_codes(benchmark::State& state, std::string_view scheme) {
   const formats::PackedWeight weight = random_weight(scheme);
   const std::vector<std::byte> from(static_cast<size_t>(weight.size_bytes()), std::byte{1});
   std::vector<std::byte> to(from.size());
@@ -82,10 +82,8 @@ const bool registered = [] {
   return true;
 }();
 
-BENCHMARK_CAPTURE(memory_copy, kbit4, "kbit4-b32-e4m4");
+BENCHMARK_CAPTURE(copy_codes, kbit4, "kbit4-b32-e4m4");
 BENCHMARK_CAPTURE(copy_planes, kbit4, "kbit4-b32-e4m4");
 
 }  // namespace
-}  // namespace w4q
-
-BENCHMARK_MAIN();
+}  // namespace w4q::repack_bench

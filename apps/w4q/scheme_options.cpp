@@ -32,7 +32,7 @@ auto typed(std::string_view option, const Parse& parse) try {
   const std::string_view details = error.details();
   Error wrong(ErrorCode::bad_argument, concat(option, ": ", error.summary()));
   if (details.starts_with(indent)) wrong.detail(details.substr(indent.size()));
-  throw wrong.hint("w4q list names them");
+  throw wrong.hint(error.hint().empty() ? "w4q list names them" : error.hint() + "; w4q list names all");
 }
 
 /// "row", or how many inputs share a scale.

@@ -44,6 +44,7 @@ kernels::QkvRows arrange(LayerRunner& runner, const CudaBlock& block, const Sequ
   args.neighbours = attention.rope.neighbours;
   args.whole_norms = has_whole_norms(block.plan);
   args.value_norm = attention.value_norm;
+  args.clip = static_cast<float>(attention.clip);
   args.query_scale = attends_plainly(attention) ? 1 : static_cast<float>(scale_of_queries(attention));
   args.temperature = static_cast<float>(attention.temperature);
   args.temperature_length = attention.temperature_length;
@@ -97,7 +98,7 @@ bool has_usual_heads(const model::Block& block, const AttentionConfig& usual) {
   const bool same_angles = attention.rope == usual.rope && attention.head_dim == usual.head_dim;
   const bool own_keys = !attention.keys_of && !attention.keys_are_values && !attention.value_norm;
   return same_angles && own_keys && !attends_plainly(attention) && std::abs(scale_of_queries(attention) - 1) < 1e-9 &&
-         attention.temperature == 0 && !attention.rope.neighbours && attention.rope.partial_rotary_factor != 0 &&
+         attention.temperature == 0 && attention.clip == 0 && !attention.rope.neighbours && attention.rope.partial_rotary_factor != 0 &&
          !has_whole_norms(block);
 }
 

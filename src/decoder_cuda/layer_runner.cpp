@@ -25,7 +25,7 @@ std::string_view not_on_gpu(const model::Block& block) {
     const bool fits = mixture.experts <= kernels::most_routed_experts && mixture.chosen <= kernels::most_routed_places;
     return fits ? "" : "so many experts";
   }
-  return block.attention.clip == 0 ? "" : "queries, keys and values that are cut off";
+  return "";
 }
 
 /// Whether a product may make silu(gate) · up by itself.

@@ -13,6 +13,23 @@ std::string_view to_string(ScaleType type) noexcept { return scale_codec(type).n
 
 std::string to_string(const Scheme& scheme) { return scheme_row(scheme.family).print(scheme); }
 
+namespace {
+
+/// "int4-g128-f16, int4-g128-f16-asym …" of "int4": names that go on where `text` ends, the first few of them.
+std::vector<std::string> longer_names(std::string_view text) {
+  constexpr size_t most = 4;
+  std::vector<std::string> names;
+  for (const SchemeRow& row : scheme_registry()) {
+    for (const Scheme& scheme : row.schemes()) {
+      std::string name = to_string(scheme);
+      if (names.size() < most && !text.empty() && name.starts_with(concat(text, "-"))) names.push_back(std::move(name));
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
 Scheme parse_scheme(std::string_view text) {
   std::vector<std::string> known;
   for (const SchemeRow& row : scheme_registry()) {
@@ -23,8 +40,10 @@ Scheme parse_scheme(std::string_view text) {
     }
     for (const Scheme& scheme : row.schemes()) known.push_back(to_string(scheme));
   }
-  throw Error(ErrorCode::unsupported, concat("unknown scheme \"", printable(text.substr(0, 64)), "\""))
-      .detail("known: " + join(known));
+  Error error(ErrorCode::unsupported, concat("unknown scheme \"", printable(text.substr(0, 64)), "\""));
+  error.detail("known: " + join(known));
+  if (const auto longer = longer_names(text); !longer.empty()) error.hint("for example " + join(longer));
+  throw error;
 }
 
 std::string to_string(std::span<const Scheme> passes) {

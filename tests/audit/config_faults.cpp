@@ -7,7 +7,7 @@
 namespace w4q::audit {
 namespace {
 
-constexpr const char* group = "config.json";
+constexpr const char* config_group = "config.json";
 constexpr const char* packed_group = "quantization_config";
 
 /// A key that is there, or may be left out, gets another value.
@@ -75,61 +75,65 @@ bool change_folded(Subject& s, const char* key) {
 
 Faults config_faults() {
   return {
-      {group, "rope_theta is the usual one", [](Subject& s) { return set(s, "rope_theta", 10000.0); }},
-      {group, "rope_theta is missing", [](Subject& s) { return s.copy.config.erase("rope_theta") == 1; }},
-      {group, "eps is a thousand times as large", [](Subject& s) { return set(s, "rms_norm_eps", 1e-2); }},
-      {group, "eps is a tenth", [](Subject& s) { return set(s, "rms_norm_eps", 1e-6); }},
-      {group, "positions are scaled",
+      {config_group, "rope_theta is the usual one", [](Subject& s) { return set(s, "rope_theta", 10000.0); }},
+      {config_group, "rope_theta is missing", [](Subject& s) { return s.copy.config.erase("rope_theta") == 1; }},
+      {config_group, "eps is a thousand times as large", [](Subject& s) { return set(s, "rms_norm_eps", 1e-2); }},
+      {config_group, "eps is a tenth", [](Subject& s) { return set(s, "rms_norm_eps", 1e-6); }},
+      {config_group, "positions are scaled",
        [](Subject& s) {
          return set(s, "rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}});
        }},
-      {group, "half as many heads of twice the width",
+      {config_group, "half as many heads of twice the width",
        [](Subject& s) {
          for (const char* key : {"num_attention_heads", "num_key_value_heads"}) {
            s.copy.config[key] = s.copy.config[key].get<int64_t>() / 2;
          }
          return set(s, "head_dim", 2 * s.config().head_dim);
        }},
-      {group, "as many key heads as heads", [](Subject& s) { return set(s, "num_key_value_heads", s.config().heads); }},
-      {group, "a layer fewer", [](Subject& s) { return set(s, "num_hidden_layers", s.config().layers - 1); }},
-      {group, "a layer more", [](Subject& s) { return set(s, "num_hidden_layers", s.config().layers + 1); }},
-      {group, "another hidden size", [](Subject& s) { return set(s, "hidden_size", 2 * s.config().hidden_size); }},
-      {group, "another vocabulary size", [](Subject& s) { return set(s, "vocab_size", s.config().vocab_size - 1); }},
-      {group, "the head is tied otherwise",
+      {config_group, "as many key heads as heads",
+       [](Subject& s) { return set(s, "num_key_value_heads", s.config().heads); }},
+      {config_group, "a layer fewer", [](Subject& s) { return set(s, "num_hidden_layers", s.config().layers - 1); }},
+      {config_group, "a layer more", [](Subject& s) { return set(s, "num_hidden_layers", s.config().layers + 1); }},
+      {config_group, "another hidden size",
+       [](Subject& s) { return set(s, "hidden_size", 2 * s.config().hidden_size); }},
+      {config_group, "another vocabulary size",
+       [](Subject& s) { return set(s, "vocab_size", s.config().vocab_size - 1); }},
+      {config_group, "the head is tied otherwise",
        [](Subject& s) { return set(s, "tie_word_embeddings", !s.config().tied_embeddings); }},
-      {group, "another activation", [](Subject& s) { return set(s, "hidden_act", "relu"); }},
-      {group, "another attention window",
+      {config_group, "another activation", [](Subject& s) { return set(s, "hidden_act", "relu"); }},
+      {config_group, "another attention window",
        [](Subject& s) { return s.copy.config.contains("sliding_window") && set(s, "sliding_window", 8); }},
-      {group, "bos and eos are exchanged",
+      {config_group, "bos and eos are exchanged",
        [](Subject& s) {
          std::swap(s.copy.config["bos_token_id"], s.copy.config["eos_token_id"]);
          return true;
        }},
-      {group, "eos is another token", [](Subject& s) { return set(s, "eos_token_id", 7); }},
-      {group, "fewer positions", [](Subject& s) { return set(s, "max_position_embeddings", 256); }},
-      {group, "another architecture of the same tensors",
+      {config_group, "eos is another token", [](Subject& s) { return set(s, "eos_token_id", 7); }},
+      {config_group, "fewer positions", [](Subject& s) { return set(s, "max_position_embeddings", 256); }},
+      {config_group, "another architecture of the same tensors",
        [](Subject& s) {
          const bool llama = s.copy.config["model_type"] == "llama";
          if (!llama && s.copy.config["model_type"] != "mistral") return false;
          s.copy.config["architectures"] = {llama ? "MistralForCausalLM" : "LlamaForCausalLM"};
          return set(s, "model_type", llama ? "mistral" : "llama");
        }},
-      {group, "another architecture of other tensors",
+      {config_group, "another architecture of other tensors",
        [](Subject& s) {
          const bool qwen = s.copy.config["model_type"] == "qwen3";
          s.copy.config["architectures"] = {qwen ? "LlamaForCausalLM" : "Qwen3ForCausalLM"};
          return set(s, "model_type", qwen ? "llama" : "qwen3");
        }},
-      {group, "numbers of another model",
+      {config_group, "numbers of another model",
        [](Subject& s) {
          set(s, "rope_theta", 1000000.0);
          set(s, "rms_norm_eps", 1e-6);
          set(s, "bos_token_id", 1);
          return set(s, "eos_token_id", 2);
        }},
-      {group, "seed of the folded rotation of the stream", [](Subject& s) { return change_folded(s, "residual"); }},
-      {group, "seed of the folded rotation of heads", [](Subject& s) { return change_folded(s, "heads"); }},
-      {group, "folded rotations are not mentioned",
+      {config_group, "seed of the folded rotation of the stream",
+       [](Subject& s) { return change_folded(s, "residual"); }},
+      {config_group, "seed of the folded rotation of heads", [](Subject& s) { return change_folded(s, "heads"); }},
+      {config_group, "folded rotations are not mentioned",
        [](Subject& s) { return s.copy.config.erase("folded_rotations") == 1; }},
       {packed_group, "it is missing", [](Subject& s) { return s.copy.config.erase("quantization_config") == 1; }},
       {packed_group, "a linear is missing",

@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* group = "files";
+constexpr const char* file_group = "files";
 
 std::string any_tensor(Subject& s) {
   std::vector<std::string> names;
@@ -104,15 +104,15 @@ bool stale_file(Subject& s, bool same_names) {
 
 Faults file_faults() {
   return {
-      {group, "a weight file ends early", [](Subject& s) { return truncate(s, 90); }},
-      {group, "a weight file is empty", [](Subject& s) { return truncate(s, 0); }},
-      {group, "a weight file is missing",
+      {file_group, "a weight file ends early", [](Subject& s) { return truncate(s, 90); }},
+      {file_group, "a weight file is empty", [](Subject& s) { return truncate(s, 0); }},
+      {file_group, "a weight file is missing",
        [](Subject& s) {
          const std::string file = any_file(s);
          s.copy.afterwards.emplace_back([file](const fs::path& folder) { fs::remove(folder / file); });
          return true;
        }},
-      {group, "a weight file's header is overwritten",
+      {file_group, "a weight file's header is overwritten",
        [](Subject& s) {
          const std::string file = any_file(s);
          s.copy.afterwards.emplace_back([file](const fs::path& folder) {
@@ -123,26 +123,26 @@ Faults file_faults() {
          });
          return true;
        }},
-      {group, "a kept tensor is missing", [](Subject& s) { return remove_tensor(s, s.pick(s.kept())); }},
-      {group, "a plane is missing",
+      {file_group, "a kept tensor is missing", [](Subject& s) { return remove_tensor(s, s.pick(s.kept())); }},
+      {file_group, "a plane is missing",
        [](Subject& s) {
          const std::string plane = any_plane(s);
          return !plane.empty() && remove_tensor(s, plane);
        }},
-      {group, "a packed linear is missing",
+      {file_group, "a packed linear is missing",
        [](Subject& s) {
          const std::string linear = s.linear();
          if (linear.empty()) return false;
          for (const auto& name : s.planes(linear)) remove_tensor(s, name);
          return true;
        }},
-      {group, "a tensor is extra",
+      {file_group, "a tensor is extra",
        [](Subject& s) {
          const std::string name = any_tensor(s);
          s.copy.tensors["model.layers.0.mlp.extra"] = s.copy.at(name);
          return true;
        }},
-      {group, "a 16-bit weight stands beside its planes",
+      {file_group, "a 16-bit weight stands beside its planes",
        [](Subject& s) {
          const std::string linear = s.linear();
          if (linear.empty() || s.copy.has(linear + ".weight")) return false;
@@ -152,30 +152,30 @@ Faults file_faults() {
          s.copy.tensors[linear + ".weight"] = std::move(weight);
          return true;
        }},
-      {group, "a kept tensor is renamed",
+      {file_group, "a kept tensor is renamed",
        [](Subject& s) {
          const std::string name = s.pick(s.kept());
          return rename_tensor(s, name, name + "_orig");
        }},
-      {group, "a plane is renamed",
+      {file_group, "a plane is renamed",
        [](Subject& s) {
          const std::string plane = any_plane(s);
          return !plane.empty() && rename_tensor(s, plane, plane + "_0");
        }},
-      {group, "names have a prefix more",
+      {file_group, "names have a prefix more",
        [](Subject& s) {
          std::map<std::string, Tensor, std::less<>> renamed;
          for (auto& [name, tensor] : s.copy.tensors) renamed["module." + name] = std::move(tensor);
          s.copy.tensors = std::move(renamed);
          return true;
        }},
-      {group, "a kept tensor has another shape",
+      {file_group, "a kept tensor has another shape",
        [](Subject& s) {
          Tensor& tensor = s.copy.at(s.pick(s.kept()));
          tensor.shape = {tensor.shape.back(), element_count(tensor.shape) / tensor.shape.back()};
          return true;
        }},
-      {group, "a plane has another shape",
+      {file_group, "a plane has another shape",
        [](Subject& s) {
          const std::string plane = any_plane(s);
          if (plane.empty()) return false;
@@ -183,7 +183,7 @@ Faults file_faults() {
          tensor.shape = {element_count(tensor.shape)};
          return s.specimen.copy.tensors.at(plane).shape != tensor.shape;
        }},
-      {group, "a plane has another type",
+      {file_group, "a plane has another type",
        [](Subject& s) {
          const std::string plane = any_plane(s);
          if (plane.empty()) return false;
@@ -193,7 +193,7 @@ Faults file_faults() {
          if (tensor.dtype == s.specimen.copy.tensors.at(plane).dtype) tensor.dtype = DType::u16;
          return dtype_bits(tensor.dtype) == bits;
        }},
-      {group, "bytes of BF16 are labelled F16",
+      {file_group, "bytes of BF16 are labelled F16",
        [](Subject& s) {
          bool any = false;
          for (const auto& name : s.kept()) {
@@ -204,14 +204,15 @@ Faults file_faults() {
          }
          return any;
        }},
-      {group, "a norm holds NaN",
+      {file_group, "a norm holds NaN",
        [](Subject& s) { return poison(s, "norm", std::numeric_limits<float>::quiet_NaN()); }},
-      {group, "the embeddings hold infinity",
+      {file_group, "the embeddings hold infinity",
        [](Subject& s) { return poison(s, "embed_tokens", std::numeric_limits<float>::infinity()); }},
-      {group, "a scale is NaN", [](Subject& s) { return poison_scale(s, std::numeric_limits<float>::quiet_NaN()); }},
-      {group, "a scale is infinite",
+      {file_group, "a scale is NaN",
+       [](Subject& s) { return poison_scale(s, std::numeric_limits<float>::quiet_NaN()); }},
+      {file_group, "a scale is infinite",
        [](Subject& s) { return poison_scale(s, std::numeric_limits<float>::infinity()); }},
-      {group, "the index sends a tensor to another shard",
+      {file_group, "the index sends a tensor to another shard",
        [](Subject& s) {
          return edit_index(s, [](Subject& subject, io::Json& map) {
            const std::string name = any_tensor(subject), file = map[name];
@@ -221,35 +222,36 @@ Faults file_faults() {
            return false;
          });
        }},
-      {group, "the index leaves a tensor out",
+      {file_group, "the index leaves a tensor out",
        [](Subject& s) {
          return edit_index(s, [](Subject& subject, io::Json& map) { return map.erase(any_tensor(subject)) == 1; });
        }},
-      {group, "the index names a tensor that is nowhere",
+      {file_group, "the index names a tensor that is nowhere",
        [](Subject& s) {
          return edit_index(s, [](Subject&, io::Json& map) {
            return map["model.layers.9.mlp.up_proj.weight"] = map.begin().value(), true;
          });
        }},
-      {group, "a stale weight file with the same names", [](Subject& s) { return stale_file(s, true); }},
-      {group, "a stale weight file with other names", [](Subject& s) { return stale_file(s, false); }},
-      {group, "all tensors are another model's", [](Subject& s) { return take_shard(s, [](auto&) { return true; }); }},
-      {group, "one layer is another model's",
+      {file_group, "a stale weight file with the same names", [](Subject& s) { return stale_file(s, true); }},
+      {file_group, "a stale weight file with other names", [](Subject& s) { return stale_file(s, false); }},
+      {file_group, "all tensors are another model's",
+       [](Subject& s) { return take_shard(s, [](auto&) { return true; }); }},
+      {file_group, "one layer is another model's",
        [](Subject& s) {
          const std::string layer = random_layer(s);
          return take_shard(s, [&](const std::string& name) { return name.find(layer) != std::string::npos; });
        }},
-      {group, "the packed weights are another model's",
+      {file_group, "the packed weights are another model's",
        [](Subject& s) {
          const auto names = s.kept();
          return take_shard(s, [&](const std::string& name) { return std::ranges::find(names, name) == names.end(); });
        }},
-      {group, "the kept tensors are another model's",
+      {file_group, "the kept tensors are another model's",
        [](Subject& s) {
          const auto names = s.kept();
          return take_shard(s, [&](const std::string& name) { return std::ranges::find(names, name) != names.end(); });
        }},
-      {group, "config.json is cut off",
+      {file_group, "config.json is cut off",
        [](Subject& s) {
          s.copy.afterwards.emplace_back([](const fs::path& folder) {
            fs::resize_file(folder / "config.json", fs::file_size(folder / "config.json") / 2);

@@ -13,7 +13,7 @@ namespace {
 using formats::PackedWeight;
 using formats::PlaneRole;
 
-constexpr const char* group = "packed weights";
+constexpr const char* codes_group = "packed weights";
 
 // ---- whole planes ----
 
@@ -177,7 +177,7 @@ bool exchange_passes(Subject& s) {
   return any;
 }
 
-bool take_other(Subject& s, std::string_view suffix) {
+bool take_other_linear(Subject& s, std::string_view suffix) {
   const std::string linear = s.linear();
   if (linear.empty()) return false;
   for (const auto& name : s.planes(linear)) {
@@ -205,12 +205,12 @@ Tensor* words_of(Subject& s) {
 
 Faults packed_faults() {
   return {
-      {group, "a linear and the same of another layer are exchanged",
+      {codes_group, "a linear and the same of another layer are exchanged",
        [](Subject& s) {
          const auto [a, b] = s.two_layers();
          return exchange_planes(s, a, b);
        }},
-      {group, "a linear holds what is another layer's",
+      {codes_group, "a linear holds what is another layer's",
        [](Subject& s) {
          const auto [a, b] = s.two_layers();
          if (a.empty()) return false;
@@ -221,14 +221,17 @@ Faults packed_faults() {
          }
          return true;
        }},
-      {group, "queries and outputs are exchanged",
+      {codes_group, "queries and outputs are exchanged",
        [](Subject& s) { return exchange_siblings(s, ".q_proj", ".o_proj"); }},
-      {group, "keys and values are exchanged", [](Subject& s) { return exchange_siblings(s, ".k_proj", ".v_proj"); }},
-      {group, "gate and up are exchanged", [](Subject& s) { return exchange_siblings(s, ".gate_proj", ".up_proj"); }},
-      {group, "codes of two layers are exchanged", [](Subject& s) { return exchange_values(s, true); }},
-      {group, "all but the codes of two layers is exchanged", [](Subject& s) { return exchange_values(s, false); }},
-      {group, "a linear is another model's", [](Subject& s) { return take_other(s, {}); }},
-      {group, "codes are another model's",
+      {codes_group, "keys and values are exchanged",
+       [](Subject& s) { return exchange_siblings(s, ".k_proj", ".v_proj"); }},
+      {codes_group, "gate and up are exchanged",
+       [](Subject& s) { return exchange_siblings(s, ".gate_proj", ".up_proj"); }},
+      {codes_group, "codes of two layers are exchanged", [](Subject& s) { return exchange_values(s, true); }},
+      {codes_group, "all but the codes of two layers is exchanged",
+       [](Subject& s) { return exchange_values(s, false); }},
+      {codes_group, "a linear is another model's", [](Subject& s) { return take_other_linear(s, {}); }},
+      {codes_group, "codes are another model's",
        [](Subject& s) {
          const std::string linear = s.linear();
          return s.edit(linear, [&](PackedWeight& weight) {
@@ -238,7 +241,7 @@ Faults packed_faults() {
            return true;
          });
        }},
-      {group, "halves of the outputs are exchanged",
+      {codes_group, "halves of the outputs are exchanged",
        [](Subject& s) {
          return s.edit_some([](PackedWeight& weight) {
            Codes codes = codes_of(weight);
@@ -251,82 +254,83 @@ Faults packed_faults() {
            return true;
          });
        }},
-      {group, "halves of the inputs are exchanged",
+      {codes_group, "halves of the inputs are exchanged",
        [](Subject& s) {
          return move_codes(s, [](int64_t r, int64_t c, int64_t, int64_t k) { return std::pair(r, (c + k / 2) % k); });
        }},
-      {group, "codes are transposed",
+      {codes_group, "codes are transposed",
        [](Subject& s) {
          return move_codes(s, [](int64_t r, int64_t c, int64_t n, int64_t k) {
            const int64_t at = c * n + r;
            return std::pair(at / k, at % k);
          });
        }},
-      {group, "rows of codes are reversed",
+      {codes_group, "rows of codes are reversed",
        [](Subject& s) {
          return move_codes(s, [](int64_t r, int64_t c, int64_t n, int64_t) { return std::pair(n - 1 - r, c); });
        }},
-      {group, "columns of codes are reversed",
+      {codes_group, "columns of codes are reversed",
        [](Subject& s) {
          return move_codes(s, [](int64_t r, int64_t c, int64_t, int64_t k) { return std::pair(r, k - 1 - c); });
        }},
-      {group, "codes are moved by one input",
+      {codes_group, "codes are moved by one input",
        [](Subject& s) {
          return move_codes(s, [](int64_t r, int64_t c, int64_t, int64_t k) { return std::pair(r, (c + 1) % k); });
        }},
-      {group, "codes are moved by one output",
+      {codes_group, "codes are moved by one output",
        [](Subject& s) {
          return move_codes(s, [](int64_t r, int64_t c, int64_t n, int64_t) { return std::pair((r + 1) % n, c); });
        }},
-      {group, "neighbouring inputs are exchanged",
+      {codes_group, "neighbouring inputs are exchanged",
        [](Subject& s) {
          return move_codes(
              s, [](int64_t r, int64_t c, int64_t, int64_t k) { return std::pair(r, std::min(c ^ 1, k - 1)); });
        }},
-      {group, "eights of inputs are interleaved as even and odd ones",
+      {codes_group, "eights of inputs are interleaved as even and odd ones",
        [](Subject& s) {
          return move_codes(s, [](int64_t r, int64_t c, int64_t, int64_t) {
            constexpr int64_t order[] = {0, 2, 4, 6, 1, 3, 5, 7};
            return std::pair(r, c / 8 * 8 + order[c % 8]);
          });
        }},
-      {group, "codes are random",
+      {codes_group, "codes are random",
        [](Subject& s) {
          return map_codes(s, [&](uint32_t, int, uint64_t) { return static_cast<uint32_t>(s.below(256)); });
        }},
-      {group, "codes are all zero", [](Subject& s) { return map_codes(s, [](auto...) { return 0u; }); }},
-      {group, "the weight is negated", [](Subject& s) { return map_codes(s, [](uint32_t c, auto...) { return ~c; }); }},
-      {group, "codes are one too high",
+      {codes_group, "codes are all zero", [](Subject& s) { return map_codes(s, [](auto...) { return 0u; }); }},
+      {codes_group, "the weight is negated",
+       [](Subject& s) { return map_codes(s, [](uint32_t c, auto...) { return ~c; }); }},
+      {codes_group, "codes are one too high",
        [](Subject& s) {
          return map_codes(s, [](uint32_t c, int bits, uint64_t) { return std::min(c + 1, (1u << bits) - 1); });
        }},
-      {group, "codes are one too high and wrap",
+      {codes_group, "codes are one too high and wrap",
        [](Subject& s) { return map_codes(s, [](uint32_t c, auto...) { return c + 1; }); }},
-      {group, "codes have their highest bit turned",
+      {codes_group, "codes have their highest bit turned",
        [](Subject& s) { return map_codes(s, [](uint32_t c, int bits, uint64_t) { return c ^ (1u << (bits - 1)); }); }},
-      {group, "codes have their bits in reverse",
+      {codes_group, "codes have their bits in reverse",
        [](Subject& s) { return map_codes(s, [](uint32_t c, int bits, uint64_t) { return reversed_bits(c, bits); }); }},
-      {group, "codes have lost their lowest bit",
+      {codes_group, "codes have lost their lowest bit",
        [](Subject& s) { return map_codes(s, [](uint32_t c, auto...) { return c & ~1u; }); }},
-      {group, "scales are doubled", [](Subject& s) { return times(s, 2); }},
-      {group, "scales are halved", [](Subject& s) { return times(s, 0.5f); }},
-      {group, "scales are zero", [](Subject& s) { return times(s, 0); }},
-      {group, "scales of all linears are doubled", [](Subject& s) { return all_times(s, 2); }},
-      {group, "scales of all linears are zero", [](Subject& s) { return all_times(s, 0); }},
-      {group, "scales are all the first one",
+      {codes_group, "scales are doubled", [](Subject& s) { return times(s, 2); }},
+      {codes_group, "scales are halved", [](Subject& s) { return times(s, 0.5f); }},
+      {codes_group, "scales are zero", [](Subject& s) { return times(s, 0); }},
+      {codes_group, "scales of all linears are doubled", [](Subject& s) { return all_times(s, 2); }},
+      {codes_group, "scales of all linears are zero", [](Subject& s) { return all_times(s, 0); }},
+      {codes_group, "scales are all the first one",
        [](Subject& s) {
          return map_scales(s, [](std::vector<float>& scales, int64_t) { std::ranges::fill(scales, scales.front()); });
        }},
-      {group, "scales are moved by one",
+      {codes_group, "scales are moved by one",
        [](Subject& s) {
          return map_scales(
              s, [](std::vector<float>& scales, int64_t) { std::ranges::rotate(scales, scales.begin() + 1); });
        }},
-      {group, "scales are in reverse",
+      {codes_group, "scales are in reverse",
        [](Subject& s) {
          return map_scales(s, [](std::vector<float>& scales, int64_t) { std::ranges::reverse(scales); });
        }},
-      {group, "scales are transposed",
+      {codes_group, "scales are transposed",
        [](Subject& s) {
          return map_scales(s, [](std::vector<float>& scales, int64_t n) {
            const auto before = scales;
@@ -335,20 +339,20 @@ Faults packed_faults() {
            for (size_t i = 0; i < scales.size(); ++i) scales[i] = before[i % groups * rows + i / groups];
          });
        }},
-      {group, "the table is doubled",
+      {codes_group, "the table is doubled",
        [](Subject& s) {
          return map_table(s, [](std::span<float> table) {
            for (float& level : table) level *= 2;
          });
        }},
-      {group, "two levels of the table are exchanged",
+      {codes_group, "two levels of the table are exchanged",
        [](Subject& s) {
          return map_table(
              s, [](std::span<float> table) { std::swap(table[table.size() / 2], table[table.size() / 2 - 1]); });
        }},
-      {group, "the table is in reverse",
+      {codes_group, "the table is in reverse",
        [](Subject& s) { return map_table(s, [](std::span<float> table) { std::ranges::reverse(table); }); }},
-      {group, "the table is moved by a level",
+      {codes_group, "the table is moved by a level",
        [](Subject& s) {
          return map_table(s, [](std::span<float> table) {
            const float step = table[1] - table[0];
@@ -356,66 +360,66 @@ Faults packed_faults() {
            table.back() += std::abs(step);
          });
        }},
-      {group, "the table is even steps",
+      {codes_group, "the table is even steps",
        [](Subject& s) {
          return map_table(s, [](std::span<float> table) {
            const float first = table.front(), step = (table.back() - first) / static_cast<float>(table.size() - 1);
            for (size_t i = 0; i < table.size(); ++i) table[i] = first + static_cast<float>(i) * step;
          });
        }},
-      {group, "the table is zero",
+      {codes_group, "the table is zero",
        [](Subject& s) { return map_table(s, [](std::span<float> table) { std::ranges::fill(table, 0.0f); }); }},
-      {group, "zero points are one too high",
+      {codes_group, "zero points are one too high",
        [](Subject& s) { return map_zeros(s, [](int zero, int) { return zero + 1; }); }},
-      {group, "zero points are one too low",
+      {codes_group, "zero points are one too low",
        [](Subject& s) { return map_zeros(s, [](int zero, int) { return zero - 1; }); }},
-      {group, "zero points are the symmetric one",
+      {codes_group, "zero points are the symmetric one",
        [](Subject& s) { return map_zeros(s, [](int, int bits) { return 1 << (bits - 1); }); }},
-      {group, "zero points are zero", [](Subject& s) { return map_zeros(s, [](int, int) { return 0; }); }},
-      {group, "zero points count from the other end",
+      {codes_group, "zero points are zero", [](Subject& s) { return map_zeros(s, [](int, int) { return 0; }); }},
+      {codes_group, "zero points count from the other end",
        [](Subject& s) { return map_zeros(s, [](int zero, int bits) { return (1 << bits) - 1 - zero; }); }},
-      {group, "the group index is shuffled",
+      {codes_group, "the group index is shuffled",
        [](Subject& s) {
          return map_index(s, [&](std::span<int32_t> index) {
            for (size_t i = index.size() - 1; i > 0; --i) std::swap(index[i], index[s.below(i + 1)]);
          });
        }},
-      {group, "the group index is in order",
+      {codes_group, "the group index is in order",
        [](Subject& s) { return map_index(s, [](std::span<int32_t> index) { std::ranges::sort(index); }); }},
-      {group, "the group index is zero",
+      {codes_group, "the group index is zero",
        [](Subject& s) { return map_index(s, [](std::span<int32_t> index) { std::ranges::fill(index, 0); }); }},
-      {group, "the group index names no group",
+      {codes_group, "the group index names no group",
        [](Subject& s) { return map_index(s, [](std::span<int32_t> index) { index[3] = 1000; }); }},
-      {group, "the input scale is upside down",
+      {codes_group, "the input scale is upside down",
        [](Subject& s) {
          return map_input_scale(s, [](std::vector<float>& values) {
            for (float& value : values) value = 1 / value;
          });
        }},
-      {group, "the input scale is all ones",
+      {codes_group, "the input scale is all ones",
        [](Subject& s) { return map_input_scale(s, [](auto& values) { std::ranges::fill(values, 1.0f); }); }},
-      {group, "the input scale's channels are moved by one",
+      {codes_group, "the input scale's channels are moved by one",
        [](Subject& s) {
          return map_input_scale(s, [](auto& values) { std::ranges::rotate(values, values.begin() + 1); });
        }},
-      {group, "the input scale has a zero",
+      {codes_group, "the input scale has a zero",
        [](Subject& s) { return map_input_scale(s, [](auto& values) { values[5] = 0; }); }},
-      {group, "two passes are exchanged", exchange_passes},
-      {group, "the second pass is another layer's",
+      {codes_group, "two passes are exchanged", exchange_passes},
+      {codes_group, "the second pass is another layer's",
        [](Subject& s) {
          const auto [a, b] = s.two_layers();
          if (a.empty() || s.quantization().find(a)->passes.size() < 2) return false;
          for (const char* role : {".1.codes", ".1.scales"}) s.copy.at(a + role).bytes = s.copy.at(b + role).bytes;
          return true;
        }},
-      {group, "the second pass of a linear is missing",
+      {codes_group, "the second pass of a linear is missing",
        [](Subject& s) {
          const std::string linear = with_passes(s);
          return !linear.empty() && std::erase_if(s.copy.tensors, [&](const auto& entry) {
                                      return entry.first.starts_with(linear + ".1.");
                                    }) > 0;
        }},
-      {group, "the second pass is negated",
+      {codes_group, "the second pass is negated",
        [](Subject& s) {
          const std::string linear = with_passes(s);
          if (linear.empty()) return false;
@@ -426,7 +430,7 @@ Faults packed_faults() {
          set_codes(pass, codes);
          return s.store(linear, pass, 1);
        }},
-      {group, "words are those of a big-endian machine",
+      {codes_group, "words are those of a big-endian machine",
        [](Subject& s) {
          Tensor* words = words_of(s);
          if (words == nullptr) return false;
@@ -435,28 +439,28 @@ Faults packed_faults() {
                         words->bytes.begin() + static_cast<int64_t>(i) + 4);
          return true;
        }},
-      {group, "words are moved by one",
+      {codes_group, "words are moved by one",
        [](Subject& s) {
          Tensor* words = words_of(s);
          if (words == nullptr) return false;
          std::ranges::rotate(words->bytes, words->bytes.begin() + 4);
          return true;
        }},
-      {group, "words have their nibbles exchanged",
+      {codes_group, "words have their nibbles exchanged",
        [](Subject& s) {
          Tensor* words = words_of(s);
          if (words == nullptr) return false;
          for (std::byte& byte : words->bytes) byte = byte << 4 | byte >> 4;
          return true;
        }},
-      {group, "words are written as halves of a page are",
+      {codes_group, "words are written as halves of a page are",
        [](Subject& s) {
          Tensor* words = words_of(s);
          if (words == nullptr || words->bytes.size() < 8192) return false;
          std::swap_ranges(words->bytes.begin(), words->bytes.begin() + 4096, words->bytes.begin() + 4096);
          return true;
        }},
-      {group, "the second half of the words is zero",
+      {codes_group, "the second half of the words is zero",
        [](Subject& s) {
          Tensor* words = words_of(s);
          if (words == nullptr) return false;
@@ -464,7 +468,7 @@ Faults packed_faults() {
                    std::byte{0});
          return true;
        }},
-      {group, "words are bytes of a text",
+      {codes_group, "words are bytes of a text",
        [](Subject& s) {
          Tensor* words = words_of(s);
          if (words == nullptr) return false;
@@ -472,7 +476,7 @@ Faults packed_faults() {
            words->bytes[i] = static_cast<std::byte>("lorem ipsum dolor sit amet "[i % 27]);
          return true;
        }},
-      {group, "words are unpacked as another linear's shape",
+      {codes_group, "words are unpacked as another linear's shape",
        [](Subject& s) {
          Tensor* words = words_of(s);
          if (words == nullptr) return false;

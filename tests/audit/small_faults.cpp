@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 using formats::PackedWeight;
 
-constexpr const char* group = "small damage";
+constexpr const char* small_group = "small damage";
 constexpr const char* bit_group = "one bit";
 
 bool one_scale(Subject& s, float factor) {
@@ -85,10 +85,10 @@ bool bit_of_file(Subject& s, const std::string& file, uint64_t among) {
 
 Faults small_faults() {
   return {
-      {group, "one scale is doubled", [](Subject& s) { return one_scale(s, 2); }},
-      {group, "one scale is zero", [](Subject& s) { return one_scale(s, 0); }},
-      {group, "one scale is a thousand times as large", [](Subject& s) { return one_scale(s, 1000); }},
-      {group, "two rows are exchanged",
+      {small_group, "one scale is doubled", [](Subject& s) { return one_scale(s, 2); }},
+      {small_group, "one scale is zero", [](Subject& s) { return one_scale(s, 0); }},
+      {small_group, "one scale is a thousand times as large", [](Subject& s) { return one_scale(s, 1000); }},
+      {small_group, "two rows are exchanged",
        [](Subject& s) {
          return s.edit_some([&](PackedWeight& weight) {
            auto codes = codes_of(weight);
@@ -99,39 +99,39 @@ Faults small_faults() {
            return true;
          });
        }},
-      {group, "one row is random",
+      {small_group, "one row is random",
        [](Subject& s) {
          return one_row(s, [&](std::span<uint8_t> row, int bits) {
            for (uint8_t& code : row) code = static_cast<uint8_t>(s.below(uint64_t{1} << bits));
          });
        }},
-      {group, "one row is negated",
+      {small_group, "one row is negated",
        [](Subject& s) {
          return one_row(s, [](std::span<uint8_t> row, int bits) {
            for (uint8_t& code : row) code = static_cast<uint8_t>((1 << bits) - 1 - code);
          });
        }},
-      {group, "one row is all its first code",
+      {small_group, "one row is all its first code",
        [](Subject& s) { return one_row(s, [](std::span<uint8_t> row, int) { std::ranges::fill(row, row[0]); }); }},
-      {group, "one row is moved by one input",
+      {small_group, "one row is moved by one input",
        [](Subject& s) {
          return one_row(s, [](std::span<uint8_t> row, int) { std::ranges::rotate(row, row.begin() + 1); });
        }},
-      {group, "one block's codes are one too high",
+      {small_group, "one block's codes are one too high",
        [](Subject& s) {
          return one_row(s, [&](std::span<uint8_t> row, int bits) {
            const size_t begin = s.below(row.size() / 32) * 32;
            for (size_t i = begin; i < begin + 32; ++i) row[i] = static_cast<uint8_t>((row[i] + 1) & ((1 << bits) - 1));
          });
        }},
-      {group, "one block's codes are zero",
+      {small_group, "one block's codes are zero",
        [](Subject& s) {
          return one_row(s, [&](std::span<uint8_t> row, int) {
            const size_t begin = s.below(row.size() / 32) * 32;
            for (size_t i = begin; i < begin + 32; ++i) row[i] = 0;
          });
        }},
-      {group, "one input's codes are random",
+      {small_group, "one input's codes are random",
        [](Subject& s) {
          return s.edit_some([&](PackedWeight& weight) {
            auto codes = codes_of(weight);
@@ -142,7 +142,7 @@ Faults small_faults() {
            return true;
          });
        }},
-      {group, "a page of the words is zero",
+      {small_group, "a page of the words is zero",
        [](Subject& s) {
          const std::string linear = s.linear();
          if (linear.empty()) return false;

@@ -7,7 +7,7 @@
 namespace w4q::audit {
 namespace {
 
-constexpr const char* group = "tokenizer";
+constexpr const char* tokenizer_group = "tokenizer";
 
 bool edit_json(Subject& s, const std::string& file, const std::function<bool(io::Json&)>& how) {
   const auto found = s.copy.files.find(file);
@@ -26,7 +26,7 @@ bool edit_tokenizer(Subject& s, const std::function<bool(io::Json&)>& how) {
 
 Faults tokenizer_faults() {
   return {
-      {group, "a merge is missing",
+      {tokenizer_group, "a merge is missing",
        [](Subject& s) {
          return edit_tokenizer(s, [&](io::Json& json) {
            auto& merges = json["model"]["merges"];
@@ -34,7 +34,7 @@ Faults tokenizer_faults() {
            return true;
          });
        }},
-      {group, "two tokens are exchanged",
+      {tokenizer_group, "two tokens are exchanged",
        [](Subject& s) {
          return edit_tokenizer(s, [&](io::Json& json) {
            auto& vocabulary = json["model"]["vocab"];
@@ -43,56 +43,56 @@ Faults tokenizer_faults() {
            return true;
          });
        }},
-      {group, "ids are moved by one",
+      {tokenizer_group, "ids are moved by one",
        [](Subject& s) {
          return edit_tokenizer(s, [](io::Json& json) {
            for (auto& [token, id] : json["model"]["vocab"].items()) id = id.get<int64_t>() + 1;
            return true;
          });
        }},
-      {group, "a special token has another id",
+      {tokenizer_group, "a special token has another id",
        [](Subject& s) {
          return edit_tokenizer(s, [](io::Json& json) {
            json["added_tokens"][0]["id"] = 1021;
            return true;
          });
        }},
-      {group, "the special tokens are exchanged",
+      {tokenizer_group, "the special tokens are exchanged",
        [](Subject& s) {
          return edit_tokenizer(s, [](io::Json& json) {
            std::swap(json["added_tokens"][0]["id"], json["added_tokens"][1]["id"]);
            return true;
          });
        }},
-      {group, "the pre-tokenizer is missing",
+      {tokenizer_group, "the pre-tokenizer is missing",
        [](Subject& s) {
          return edit_tokenizer(s, [](io::Json& json) {
            json["pre_tokenizer"] = nullptr;
            return true;
          });
        }},
-      {group, "it has more tokens than the model",
+      {tokenizer_group, "it has more tokens than the model",
        [](Subject& s) {
          return edit_tokenizer(s, [](io::Json& json) {
            json["model"]["vocab"]["anewtoken"] = 1500;
            return true;
          });
        }},
-      {group, "it is cut off",
+      {tokenizer_group, "it is cut off",
        [](Subject& s) {
          auto& text = s.copy.files["tokenizer.json"];
          text.resize(text.size() / 2);
          return true;
        }},
-      {group, "it is missing", [](Subject& s) { return s.copy.files.erase("tokenizer.json") == 1; }},
-      {group, "generation_config.json has another eos",
+      {tokenizer_group, "it is missing", [](Subject& s) { return s.copy.files.erase("tokenizer.json") == 1; }},
+      {tokenizer_group, "generation_config.json has another eos",
        [](Subject& s) {
          return edit_json(s, "generation_config.json", [](io::Json& json) {
            json["eos_token_id"] = 5;
            return true;
          });
        }},
-      {group, "tokenizer_config.json has another bos",
+      {tokenizer_group, "tokenizer_config.json has another bos",
        [](Subject& s) {
          return edit_json(s, "tokenizer_config.json", [](io::Json& json) {
            json["bos_token"] = json["eos_token"];

@@ -16,7 +16,7 @@
 #include "model/reference_logits.h"
 #include "model/router.h"
 #include "pipeline/quantize_model.h"
-#include "small_model.h"
+#include "small_settings.h"
 #include "support.h"
 
 namespace w4q::decoder_cuda {
@@ -33,18 +33,18 @@ constexpr double reference_difference = 4e-2;
 /// must not choose another one.
 constexpr float least_gap = 0.01f;
 
-class FamiliesOnGpu : public testing::TestWithParam<const model::ArchitectureRow*> {
+class FamiliesOnGpu : public testing::TestWithParam<test::SmallSetting> {
  protected:
   void SetUp() override {
     std::string why;
     if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
-    const auto config = model::parse_config(test::small_config(*GetParam()), "small");
+    const auto config = model::parse_config(test::small_config(*GetParam().row, GetParam().changes), "small");
     try {
       require_gpu_decoder(config);
     } catch (const Error& error) {
       GTEST_SKIP() << error.what();
     }
-    test::write_small_model(*GetParam(), folder_.path() / "m");
+    test::write_small_model(*GetParam().row, folder_.path() / "m", GetParam().changes);
   }
 
   std::filesystem::path packed(std::string_view scheme) {
@@ -184,9 +184,8 @@ TEST_P(FamiliesOnGpu, StepsAreSingleCalls) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Decoder, FamiliesOnGpu,
-                         testing::ValuesIn(model::architectures().begin(), model::architectures().end()),
-                         [](const auto& param) { return test::row_name(param.param); });
+INSTANTIATE_TEST_SUITE_P(Decoder, FamiliesOnGpu, testing::ValuesIn(test::small_settings()),
+                         [](const auto& param) { return test::setting_name(param.param); });
 
 /// Up to the first token of which f16 may choose another expert: behind it nothing is known.
 void expect_reference(const std::filesystem::path& folder) {

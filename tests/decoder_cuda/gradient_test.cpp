@@ -13,7 +13,7 @@
 #include "model/architecture.h"
 #include "model/layer_gradient.h"
 #include "model/loss_gradient.h"
-#include "small_model.h"
+#include "small_settings.h"
 #include "support.h"
 
 namespace w4q::decoder_cuda {
@@ -36,12 +36,12 @@ double apart(std::span<const float> found, std::span<const float> expected) {
 /// and norms' slopes take differences of sums. Measured 1e-3 at most.
 constexpr double tolerance = 1e-2;
 
-class GradientCuda : public testing::TestWithParam<const model::ArchitectureRow*> {
+class GradientCuda : public testing::TestWithParam<test::SmallSetting> {
  protected:
   void SetUp() override {
     std::string why;
     if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
-    test::write_small_model(*GetParam(), folder_.path() / "m");
+    test::write_small_model(*GetParam().row, folder_.path() / "m", GetParam().changes);
     model_.emplace(model::Model::open(folder_.path() / "m"));
     if (!CudaLayerGradient::takes(model_->config())) GTEST_SKIP() << "the CPU's";
     stream_.emplace(test::gpu());
@@ -145,9 +145,8 @@ TEST_P(GradientCuda, LossesAreTheCpus) {
   EXPECT_EQ(std::ssize(by_norm), length * hidden);
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, GradientCuda,
-                         testing::ValuesIn(model::architectures().begin(), model::architectures().end()),
-                         [](const auto& param) { return test::row_name(param.param); });
+INSTANTIATE_TEST_SUITE_P(Families, GradientCuda, testing::ValuesIn(test::small_settings()),
+                         [](const auto& param) { return test::setting_name(param.param); });
 
 }  // namespace
 }  // namespace w4q::decoder_cuda

@@ -10,6 +10,21 @@
 namespace w4q::formats {
 namespace {
 
+TEST(Scheme, ShortNamesAreAnsweredWithLongerOnes) {
+  const auto refused = [](std::string_view text, std::initializer_list<std::string_view> parts) {
+    test::expect_error(ErrorCode::unsupported, parts, [&] { parse_scheme(text); });
+  };
+  refused("kbit4", {"hint: for example kbit4-b32-e4m4, kbit4-b32-f16"});
+  refused("int4", {"hint: for example int4-g128-f16, int4-g128-f16-asym"});
+  refused("int4-g32", {"hint: for example int4-g32-f16"});
+  try {
+    parse_scheme("nothing");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.hint(), "");
+  }
+}
+
 TEST(Scheme, PrintsAndParsesEveryScheme) {
   for (const SchemeRow& row : scheme_registry()) {
     for (const Scheme& scheme : row.schemes()) EXPECT_EQ(parse_scheme(to_string(scheme)), scheme);

@@ -31,7 +31,7 @@ struct Case {
   AttentionOptions options = {};
   int pairs = 0;
   bool neighbours = false, norms = false, whole_norms = false, value_norm = false, keys_are_values = false;
-  float query_scale = 1, temperature = 0;
+  float query_scale = 1, temperature = 0, clip = 0;
 };
 
 const Case cases[] = {
@@ -57,6 +57,14 @@ const Case cases[] = {
      .pairs = 16,
      .query_scale = 0.5F,
      .temperature = 0.3F},
+    {.name = "clip",
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 32,
+     .pairs = 16,
+     .norms = true,
+     .whole_norms = true,
+     .clip = 0.75F},
 };
 constexpr int64_t length = 75, temperature_length = 8;
 constexpr float eps = 1e-6F;
@@ -116,6 +124,9 @@ class Definition {
     if (own.norms) rms_norm_heads(view(q), q_norm, eps), rms_norm_heads(view(k), k_norm, eps);
     const std::vector<float> ones(static_cast<size_t>(dim), 1);
     if (own.value_norm) rms_norm_heads(view(v), ones, eps);
+    for (auto* rows : {&q, &k, &v}) {
+      for (float& value : *rows) value = own.clip > 0 ? std::clamp(value, -own.clip, own.clip) : value;
+    }
     if (own.pairs > 0) {
       const auto turn = own.neighbours ? rotate_neighbours : rotate_heads;
       for (auto* rows : {&q, &k}) {
@@ -172,7 +183,7 @@ class OnGpu {
                      .eps = eps};
     if (own.norms) args.rotation.q_norm = q_norm.as<float>(), args.rotation.k_norm = k_norm.as<float>();
     args.neighbours = own.neighbours, args.whole_norms = own.whole_norms, args.value_norm = own.value_norm;
-    args.query_scale = own.query_scale, args.temperature = own.temperature;
+    args.clip = own.clip, args.query_scale = own.query_scale, args.temperature = own.temperature;
     args.temperature_length = temperature_length;
     args.first = position == nullptr ? first : 0, args.position = position;
     args.out = arranged.as<float>() + first * width;

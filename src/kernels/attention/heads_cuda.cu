@@ -49,6 +49,13 @@ __device__ void normalize(const ArrangeHeadsArgs& args, const Head& head, const 
   __syncwarp();
 }
 
+__device__ void cut_off(float limit, int head_dim, float* values) {
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < head_dim; i += 32) {
+    values[i] = fminf(fmaxf(values[i], -limit), limit);
+  }
+  __syncwarp();
+}
+
 __device__ void turn(const HeadRotation& rotation, bool neighbours, int64_t row, float* values) {
   for (int i = static_cast<int>(threadIdx.x) % 32; i < rotation.pairs; i += 32) {
     const float cosine = rotation.cosine[row * rotation.pairs + i], sine = rotation.sine[row * rotation.pairs + i];
@@ -76,6 +83,7 @@ __global__ void arrange_heads_kernel(const ArrangeHeadsArgs args, const PagedLay
   const float* const products = args.products + row * args.stride;
   load_head(products + head.column, args.head_dim, dim, values);
   normalize(args, head, products, values);
+  if (args.clip > 0) cut_off(args.clip, args.head_dim, values);
   const int64_t further = args.position == nullptr ? 0 : *args.position;
   const int64_t position = args.first + further + row;
   if (head.query || head.key) {

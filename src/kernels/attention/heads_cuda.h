@@ -1,5 +1,5 @@
 // Heads of q, k and v that are not as decode_attention_cuda and rotate_and_store_cuda take them: norms over all heads or of
-// values, neighbours that turn together, angles of another table, values that are keys, queries with a scale of their own.
+// values, neighbours that turn together, angles of another table, values that are keys, queries with a scale of their own, values that are cut off.
 #pragma once
 
 #include "kernels/attention/attention_cuda.h"
@@ -16,6 +16,7 @@ struct ArrangeHeadsArgs {
   bool neighbours = false;   ///< channels 2i and 2i + 1 turn together
   bool whole_norms = false;  ///< the mean of squares is that of all heads
   bool value_norm = false;   ///< values are divided by their root mean square, head by head
+  float clip = 0;            ///< what is normed is cut off at ± this; 0: it is not
   float query_scale = 1;
   /// Queries are multiplied by 1 + temperature · ln(1 + ⌊position / temperature_length⌋).
   float temperature = 0;
