@@ -67,7 +67,7 @@ std::string check_linear(const formats::PackedLinear& packed, const kernels::Lin
   return first == found.end() ? std::string{} : *first;
 }
 
-void run(CheckContext& context, Findings& findings) {
+void run_decoder(CheckContext& context, Findings& findings) {
   const auto* const survey = context.survey();
   const DecoderReport report =
       survey != nullptr ? survey->decoder : check_decoder(context.candidate().folder, context.options().decode_rows);
@@ -124,7 +124,7 @@ CheckRow decoder_check() {
           .help = "packed weights decode fast to what the definitions of their schemes say",
           .needs = {.packed = true},
           .stops = true,
-          .run = run};
+          .run = run_decoder};
 }
 
 }  // namespace w4q::verify

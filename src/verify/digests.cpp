@@ -57,7 +57,7 @@ Check check_base(const std::vector<io::TensorDigests>& bases, const io::TensorDi
   return check;
 }
 
-void run(CheckContext& context, Findings& findings) {
+void run_digests(CheckContext& context, Findings& findings) {
   const CheckOptions& options = context.options();
   checkpoint::require_folder(options.model);
   std::optional<checkpoint::Digests> written;
@@ -84,7 +84,7 @@ CheckRow digests_check() {
               "tensors, config.json and tokenizer are those that were written, and the base is the one they were "
               "made from",
           .aside = true,
-          .run = run};
+          .run = run_digests};
 }
 
 }  // namespace w4q::verify

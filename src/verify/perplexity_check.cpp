@@ -61,7 +61,7 @@ void judge(const PerplexityReport& report, CheckContext& context, Report& checks
   if (const auto most = context.limit("--max-kl")) checks.add_threshold("KL", report.base->kl.mean, *most);
 }
 
-void run(CheckContext& context, Findings& findings) {
+void run_perplexity(CheckContext& context, Findings& findings) {
   const PerplexityOptions how = how_to_decode(context);
   const model::Planes planes = model::planes_for(how.gpu.get(), how.int8_activations);
   const model::Model& candidate = context.model(planes, how.stage());
@@ -92,7 +92,7 @@ CheckRow perplexity_check() {
           .limits = limits,
           .needs = {.text = true},
           .shared = true,
-          .run = run};
+          .run = run_perplexity};
 }
 
 }  // namespace w4q::verify

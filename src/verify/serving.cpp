@@ -51,7 +51,7 @@ Check check_of_all(const std::vector<serving::Prediction>& predictions) {
   return check;
 }
 
-void run(CheckContext& context, Findings& findings) {
+void run_serving(CheckContext& context, Findings& findings) {
   const auto& options = context.options();
   const std::string& list = context.value(option);
   const auto model = serving::StoredModel::open(options.given.empty() ? options.model : options.given);
@@ -93,7 +93,7 @@ CheckRow serving_check() {
           .alone = true,
           .limits = limits,
           .aside = true,
-          .run = run};
+          .run = run_serving};
 }
 
 }  // namespace w4q::verify

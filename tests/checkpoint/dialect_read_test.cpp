@@ -17,9 +17,9 @@ using formats::StoredTensor;
 using test::expect_error;
 
 /// One checkpoint of a dialect, in memory until it is read.
-class Sample {
+class DialectSample {
  public:
-  Sample(std::string_view dialect, std::string_view scheme, int64_t n, int64_t k)
+  DialectSample(std::string_view dialect, std::string_view scheme, int64_t n, int64_t k)
       : row_(find_dialect(dialect)), weight_(test::sample_integer(formats::parse_scheme(scheme), n, k, 5)) {
     add("layers.0.up_proj", weight_);
     config = {{"quantization_config",
@@ -57,7 +57,7 @@ class Sample {
 TEST(DialectRead, EveryDialectDetectsItself) {
   for (const std::string dialect : {"awq-gemm", "awq-gemv", "awq-gemv-fast", "awq-marlin", "gptq-v2"}) {
     const bool marlin = dialect == "awq-marlin";
-    Sample sample(dialect, marlin ? "int4-g128-f16" : "int4-g128-f16-asym", 256, 512);
+    DialectSample sample(dialect, marlin ? "int4-g128-f16" : "int4-g128-f16-asym", 256, 512);
     const auto found = sample.read();
     ASSERT_NE(found.dialect, nullptr) << dialect;
     EXPECT_EQ(found.dialect->name, dialect);
@@ -73,7 +73,7 @@ TEST(DialectRead, ScalesKeepTheirType) {
         std::pair("awq-gemv", "int4-g128-bf16-asym"), std::pair("awq-marlin", "int4-g128-bf16"),
         std::pair("gptq-v2", "int4-g128-bf16-asym"), std::pair("gptq-v2", "int8-g32-f32-asym")}) {
     SCOPED_TRACE(concat(dialect, " ", scheme));
-    Sample sample(dialect, scheme, 256, 512);
+    DialectSample sample(dialect, scheme, 256, 512);
     const auto found = sample.read();
     EXPECT_EQ(found.dialect->name, dialect);
     EXPECT_TRUE(found.notes.empty());
@@ -87,7 +87,7 @@ TEST(DialectRead, ScalesKeepTheirType) {
 }
 
 TEST(DialectRead, GemvFastHasScalesOfF16) {
-  Sample sample("awq-gemv-fast", "int4-g32-f16-asym", 64, 128);
+  DialectSample sample("awq-gemv-fast", "int4-g32-f16-asym", 64, 128);
   sample.tensor(".scales").spec.dtype = DType::bf16;
   expect_error(ErrorCode::bad_file, {"layers.0.up_proj.scales", "expected F16"}, [&] { sample.read(); });
 }
@@ -170,14 +170,14 @@ TEST(DialectRead, IntegersOfAByteThatAreRefused) {
 }
 
 TEST(DialectRead, ShapesDecideTheVersionOfAwq) {
-  Sample sample("awq-gemv", "int4-g128-f16-asym", 256, 512);
+  DialectSample sample("awq-gemv", "int4-g128-f16-asym", 256, 512);
   sample.quantization()["version"] = "GEMM";
   EXPECT_EQ(sample.read().dialect->name, "awq-gemv");
   EXPECT_TRUE(formats::bytes_equal(sample.load(), sample.weight()));
 }
 
 TEST(DialectRead, AwqAcceptsItsOwnSpelling) {
-  Sample sample("awq-gemm", "int4-g32-f16-asym", 64, 128);
+  DialectSample sample("awq-gemm", "int4-g32-f16-asym", 64, 128);
   sample.config = {
       {"quantization_config", {{"zero_point", true}, {"q_group_size", 32}, {"w_bit", 4}, {"version", "GEMM"}}}};
   EXPECT_TRUE(formats::bytes_equal(sample.load(), sample.weight()));
@@ -185,7 +185,7 @@ TEST(DialectRead, AwqAcceptsItsOwnSpelling) {
 
 TEST(DialectRead, ZeroPointsThatAreAllEightAreSymmetric) {
   for (const std::string dialect : {"awq-gemm", "awq-gemv", "awq-gemv-fast", "gptq-v1", "gptq-v2"}) {
-    Sample sample(dialect, "int4-g64-f16-asym", 64, 192);
+    DialectSample sample(dialect, "int4-g64-f16-asym", 64, 192);
     PackedWeight weight = sample.weight().clone();
     std::ranges::fill(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>(), uint8_t{8});
     sample.add("layers.0.up_proj", weight);
@@ -196,14 +196,14 @@ TEST(DialectRead, ZeroPointsThatAreAllEightAreSymmetric) {
 TEST(DialectRead, MissingAndMisshapenTensors) {
   for (const std::string dialect : {"awq-gemm", "awq-gemv", "awq-gemv-fast", "gptq-v2"}) {
     for (const std::string suffix : {".qzeros", ".scales"}) {
-      Sample missing(dialect, "int4-g32-f16-asym", 64, 128);
+      DialectSample missing(dialect, "int4-g32-f16-asym", 64, 128);
       missing.tensors.erase("layers.0.up_proj" + suffix);
       expect_error(ErrorCode::bad_file, {"layers.0.up_proj" + suffix}, [&] { missing.read(); });
     }
-    Sample retyped(dialect, "int4-g32-f16-asym", 64, 128);
+    DialectSample retyped(dialect, "int4-g32-f16-asym", 64, 128);
     retyped.tensor(".qzeros").spec.dtype = dialect == "awq-gemv-fast" ? DType::bf16 : DType::u32;
     expect_error(ErrorCode::bad_file, {"layers.0.up_proj.qzeros", "wrong type or shape"}, [&] { retyped.read(); });
-    Sample reshaped(dialect, "int4-g32-f16-asym", 64, 128);
+    DialectSample reshaped(dialect, "int4-g32-f16-asym", 64, 128);
     reshaped.tensor(".qweight").spec.shape = {reshaped.tensor(".qweight").spec.shape[0] *
                                               reshaped.tensor(".qweight").spec.shape[1]};
     expect_error(ErrorCode::bad_file, {"layers.0.up_proj.qweight", "expected a matrix"}, [&] { reshaped.read(); });
@@ -212,7 +212,7 @@ TEST(DialectRead, MissingAndMisshapenTensors) {
 
 TEST(DialectRead, WrongGroupSizeInConfig) {
   for (const std::string dialect : {"awq-gemm", "awq-gemv", "gptq-v2"}) {
-    Sample sample(dialect, "int4-g32-f16-asym", 64, 128);
+    DialectSample sample(dialect, "int4-g32-f16-asym", 64, 128);
     sample.quantization()["group_size"] = 64;
     expect_error(ErrorCode::bad_file, {"layers.0.up_proj.", "group_size 64", "found"}, [&] { sample.read(); });
   }
@@ -220,23 +220,23 @@ TEST(DialectRead, WrongGroupSizeInConfig) {
 
 TEST(DialectRead, ScalesThatAreNoNumbers) {
   for (const std::string dialect : {"awq-gemm", "gptq-v2"}) {
-    Sample sample(dialect, "int4-g32-f16-asym", 64, 128);
+    DialectSample sample(dialect, "int4-g32-f16-asym", 64, 128);
     sample.tensor(".scales").bytes.as<uint16_t>()[67] = 0x7E00;  // group 1, output 3
     expect_error(ErrorCode::bad_file, {"layers.0.up_proj"}, [&] { sample.load(); });
   }
 }
 
 TEST(DialectRead, PaddingOfGemvMustBeZero) {
-  Sample zeros("awq-gemv", "int4-g32-f16-asym", 64, 128);
+  DialectSample zeros("awq-gemv", "int4-g32-f16-asym", 64, 128);
   zeros.tensor(".qzeros").bytes.as<uint32_t>()[4] |= 1u << 16;  // field 4 of 4 groups
   expect_error(ErrorCode::bad_file, {"layers.0.up_proj", "padding of its zero points"}, [&] { zeros.load(); });
-  Sample scales("awq-gemv-fast", "int4-g32-f16-asym", 64, 128);
+  DialectSample scales("awq-gemv-fast", "int4-g32-f16-asym", 64, 128);
   scales.tensor(".scales").bytes.as<uint16_t>()[4 * 64 + 1] = 0x3C00;
   expect_error(ErrorCode::bad_file, {"layers.0.up_proj", "padding of its scales"}, [&] { scales.load(); });
 }
 
 TEST(DialectRead, OffsetsOfGemvFastAreMultiples) {
-  Sample sample("awq-gemv-fast", "int4-g32-f16-asym", 64, 128);
+  DialectSample sample("awq-gemv-fast", "int4-g32-f16-asym", 64, 128);
   sample.tensor(".qzeros").bytes.as<uint16_t>()[70] = f16_from_f32(-1000.0f);
   expect_error(ErrorCode::bad_file, {"layers.0.up_proj", "offset", "output 6, group 1"}, [&] { sample.load(); });
 }
@@ -244,8 +244,8 @@ TEST(DialectRead, OffsetsOfGemvFastAreMultiples) {
 // ---- GPTQ -----------------------------------------------------------------------------------------------------------
 
 /// Without zero points of 0, which version 1 cannot say.
-Sample version1() {
-  Sample sample("gptq-v1", "int4-g32-f16-asym", 64, 128);
+DialectSample version1() {
+  DialectSample sample("gptq-v1", "int4-g32-f16-asym", 64, 128);
   PackedWeight weight = sample.weight().clone();
   for (uint8_t& zero : weight.plane(PlaneRole::zeros).bytes.as<uint8_t>()) zero = std::max<uint8_t>(zero, 1);
   sample.add("layers.0.up_proj", weight);
@@ -253,7 +253,7 @@ Sample version1() {
 }
 
 TEST(DialectRead, GptqVersion1) {
-  Sample sample = version1();
+  DialectSample sample = version1();
   EXPECT_EQ(sample.read().dialect->name, "gptq-v1");
   EXPECT_EQ(formats::to_string(sample.load().scheme), "int4-g32-f16-asym");
   sample.quantization().erase("checkpoint_format");
@@ -261,7 +261,7 @@ TEST(DialectRead, GptqVersion1) {
 }
 
 TEST(DialectRead, GptqConfigOfItsOwnFile) {
-  Sample sample("gptq-v2", "int3-g32-f16-asym", 64, 128);
+  DialectSample sample("gptq-v2", "int3-g32-f16-asym", 64, 128);
   const io::Json side = sample.quantization();
   sample.config = {{"torch_dtype", "bfloat16"}};
   const auto folder = sample.write();
@@ -271,10 +271,10 @@ TEST(DialectRead, GptqConfigOfItsOwnFile) {
 }
 
 TEST(DialectRead, ActOrderIsInTheData) {
-  Sample ordered("gptq-v2", "int4-g32-f16-asym-actorder", 64, 128);
+  DialectSample ordered("gptq-v2", "int4-g32-f16-asym-actorder", 64, 128);
   ordered.quantization()["desc_act"] = false;
   EXPECT_TRUE(formats::bytes_equal(ordered.load(), ordered.weight()));
-  Sample plain("gptq-v2", "int4-g32-f16-asym", 64, 128);
+  DialectSample plain("gptq-v2", "int4-g32-f16-asym", 64, 128);
   plain.quantization()["desc_act"] = true;
   EXPECT_TRUE(formats::bytes_equal(plain.load(), plain.weight()));
   plain.tensors.erase("layers.0.up_proj.g_idx");
@@ -282,7 +282,7 @@ TEST(DialectRead, ActOrderIsInTheData) {
 }
 
 TEST(DialectRead, GroupIndexOfZerosIsTakenInOrder) {
-  Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
+  DialectSample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
   std::ranges::fill(sample.tensor(".g_idx").bytes.as<int32_t>(), 0);
   EXPECT_TRUE(formats::bytes_equal(sample.load(), sample.weight()));
   ASSERT_EQ(sample.read().notes.size(), 1u);
@@ -291,14 +291,14 @@ TEST(DialectRead, GroupIndexOfZerosIsTakenInOrder) {
 
 TEST(DialectRead, GroupsThatDoNotExist) {
   for (const int32_t group : {-1, 4, 1 << 30}) {
-    Sample sample("gptq-v2", "int4-g32-f16-asym-actorder", 64, 128);
+    DialectSample sample("gptq-v2", "int4-g32-f16-asym-actorder", 64, 128);
     sample.tensor(".g_idx").bytes.as<int32_t>()[17] = group;
     expect_error(ErrorCode::bad_file, {"layers.0.up_proj.g_idx[17]", "from 0 to 3"}, [&] { sample.read(); });
   }
 }
 
 TEST(DialectRead, BitsThatShapesContradict) {
-  Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
+  DialectSample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
   sample.quantization()["bits"] = 8;
   expect_error(ErrorCode::bad_file, {"layers.0.up_proj.qweight", "config.json says 8 bits", "4 bits"},
                [&] { sample.read(); });
@@ -306,7 +306,7 @@ TEST(DialectRead, BitsThatShapesContradict) {
 
 TEST(DialectRead, TheOtherVersionIsSeen) {
   for (const bool second : {false, true}) {
-    Sample sample(second ? "gptq-v2" : "gptq-v1", "int4-g32-f16-asym", 64, 128);
+    DialectSample sample(second ? "gptq-v2" : "gptq-v1", "int4-g32-f16-asym", 64, 128);
     PackedWeight weight = sample.weight().clone();
     std::ranges::fill(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>(), uint8_t{8});
     sample.add("layers.0.up_proj", weight);
@@ -318,7 +318,7 @@ TEST(DialectRead, TheOtherVersionIsSeen) {
 }
 
 TEST(DialectRead, AllOnesInVersion1) {
-  Sample sample = version1();
+  DialectSample sample = version1();
   sample.tensor(".qzeros").bytes.as<uint32_t>()[0] |= 15;
   const auto found = sample.read();
   ASSERT_EQ(found.notes.size(), 1u);
@@ -327,7 +327,7 @@ TEST(DialectRead, AllOnesInVersion1) {
 }
 
 TEST(DialectRead, DynamicRules) {
-  Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
+  DialectSample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
   const auto wide = test::sample_integer(formats::parse_scheme("int8-g64-f16-asym"), 64, 128, 9);
   sample.add("layers.1.down_proj", wide);
   sample.quantization()["dynamic"] = {{"-:.*lm_head", io::Json::object()},
@@ -344,7 +344,7 @@ TEST(DialectRead, DynamicRules) {
 }
 
 TEST(DialectRead, AutoRoundOverTheWordsOfOthers) {
-  Sample gptq("gptq-v1", "int4-g32-f16-asym", 64, 128);
+  DialectSample gptq("gptq-v1", "int4-g32-f16-asym", 64, 128);
   PackedWeight weight = gptq.weight().clone();
   std::ranges::fill(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>(), uint8_t{8});
   gptq.add("layers.0.up_proj", weight);
@@ -358,7 +358,7 @@ TEST(DialectRead, AutoRoundOverTheWordsOfOthers) {
   EXPECT_EQ(gptq.read().dialect->name, "gptq-v1");
   EXPECT_EQ(formats::to_string(gptq.load().scheme), "int4-g32-f16");
   EXPECT_TRUE(gptq.read().notes.empty());
-  Sample awq("awq-gemm", "int4-g32-f16-asym", 64, 128);
+  DialectSample awq("awq-gemm", "int4-g32-f16-asym", 64, 128);
   awq.quantization() = {{"quant_method", "auto-round"},
                         {"bits", 4},
                         {"group_size", 32},
@@ -372,7 +372,7 @@ TEST(DialectRead, AutoRoundOverTheWordsOfOthers) {
 
 TEST(DialectRead, AutoRoundsOwnSettingsOfSomeLinears) {
   for (const std::string key : {"layers.1.down_proj", "1.down_proj", "layers\\.1\\..*_proj"}) {
-    Sample sample("gptq-v1", "int4-g32-f16-asym", 64, 128);
+    DialectSample sample("gptq-v1", "int4-g32-f16-asym", 64, 128);
     PackedWeight weight = sample.weight().clone();
     std::ranges::fill(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>(), uint8_t{7});
     sample.add("layers.0.up_proj", weight);
@@ -391,7 +391,7 @@ TEST(DialectRead, AutoRoundsOwnSettingsOfSomeLinears) {
 }
 
 TEST(DialectRead, AShuffledOrderThatServersDropIsNoted) {
-  Sample ordered("gptq-v2", "int4-g32-f16-asym-actorder", 64, 128);
+  DialectSample ordered("gptq-v2", "int4-g32-f16-asym-actorder", 64, 128);
   EXPECT_TRUE(ordered.read().notes.empty());
   ordered.quantization()["desc_act"] = false;
   ASSERT_EQ(ordered.read().notes.size(), 1u);
@@ -454,7 +454,7 @@ TEST(DialectRead, ConfigsThatAreRefused) {
       {"quant_method", "hqq", ErrorCode::unsupported, "no integers"},
       {"quant_method", 7, ErrorCode::bad_file, "a text"}};
   for (const auto& [key, value, code, part] : wrong) {
-    Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
+    DialectSample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
     sample.quantization()[key] = value;
     expect_error(code, {part}, [&] { sample.read(); });
   }
@@ -475,7 +475,7 @@ TEST(DialectRead, KeysOfAnotherKind) {
     for (const auto& [key, values] : wrong) {
       for (const io::Json& value : values) {
         const bool symmetric = dialect == "marlin";
-        Sample sample(dialect, symmetric ? "int4-g128-f16" : "int4-g128-f16-asym", 256, 512);
+        DialectSample sample(dialect, symmetric ? "int4-g128-f16" : "int4-g128-f16-asym", 256, 512);
         sample.quantization()[key] = value;
         SCOPED_TRACE(concat(dialect, " ", key, " ", value.dump()));
         expect_error(ErrorCode::bad_file, {"quantization_config", key, value.dump(), "expected"},
@@ -492,7 +492,7 @@ TEST(DialectRead, KeysOfAnotherKind) {
       {"strategy", {4, true}}};
   for (const auto& [key, values] : wrong_weights) {
     for (const io::Json& value : values) {
-      Sample sample("compressed-tensors", "int4-g128-f16", 256, 512);
+      DialectSample sample("compressed-tensors", "int4-g128-f16", 256, 512);
       sample.quantization()["config_groups"]["group_0"]["weights"][key] = value;
       SCOPED_TRACE(concat(key, " ", value.dump()));
       expect_error(ErrorCode::bad_file, {"config_groups.group_0.weights", key, value.dump(), "expected"},
@@ -502,7 +502,7 @@ TEST(DialectRead, KeysOfAnotherKind) {
 }
 
 TEST(DialectRead, WhatIsSaidOfActivationsIsNoted) {
-  Sample sample("compressed-tensors", "int8-row-f16", 256, 512);
+  DialectSample sample("compressed-tensors", "int8-row-f16", 256, 512);
   EXPECT_TRUE(sample.read().notes.empty());
   sample.quantization()["config_groups"]["group_0"]["input_activations"] = {{"num_bits", 8}, {"type", "int"}};
   sample.quantization()["kv_cache_scheme"] = {{"num_bits", 8}, {"type", "float"}};
@@ -516,7 +516,7 @@ TEST(DialectRead, WhatIsSaidOfActivationsIsNoted) {
 }
 
 TEST(DialectRead, NothingIsPacked) {
-  Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
+  DialectSample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
   sample.tensors.clear();
   sample.tensors["model.norm.weight"] = formats::allocate_stored({"", DType::f16, {8}});
   EXPECT_TRUE(sample.read().linears.empty());

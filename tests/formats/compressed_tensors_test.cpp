@@ -20,8 +20,8 @@ std::vector<StoredTensor> clone(const std::vector<StoredTensor>& tensors) {
   return copy;
 }
 
-struct Rng {
-  explicit Rng(uint64_t seed_) : seed(seed_) {}
+struct Congruential {
+  explicit Congruential(uint64_t seed_) : seed(seed_) {}
   uint64_t bits() noexcept { return random_bits(seed, next++); }
 
   uint64_t seed;
@@ -93,7 +93,7 @@ TEST(CompressedTensors, GoldenWordsOfBothPackings) {
 }
 
 /// A weight of random planes.
-PackedWeight random_weight(const Scheme& scheme, int64_t n, int64_t k, Rng& rng) {
+PackedWeight random_weight(const Scheme& scheme, int64_t n, int64_t k, Congruential& rng) {
   PackedWeight weight = allocate_integer(scheme, n, k);
   std::vector<uint8_t> codes(static_cast<size_t>(k));
   const auto top = (uint64_t{1} << scheme.bits) - 1;
@@ -108,7 +108,7 @@ PackedWeight random_weight(const Scheme& scheme, int64_t n, int64_t k, Rng& rng)
 }
 
 TEST(CompressedTensors, EveryWidthAndShapeReturns) {
-  Rng rng(7);
+  Congruential rng(7);
   for (int round = 0; round < 200; ++round) {
     const int bits = 2 + static_cast<int>(rng.bits() % 7);
     const auto n = static_cast<int64_t>(1 + rng.bits() % 40);
@@ -145,7 +145,7 @@ TEST(CompressedTensors, TheWidthTellsThePacking) {
 }
 
 TEST(CompressedTensors, RefusesPaddingAndAnotherShape) {
-  Rng rng(8);
+  Congruential rng(8);
   const Scheme scheme = parse_scheme("int3-g32-f16-asym");
   const PackedWeight weight = random_weight(scheme, 10, 50, rng);
   const auto read = [&](std::string_view suffix, size_t byte, std::string_view part, std::string_view place) {

@@ -17,7 +17,7 @@
 namespace w4q::formats {
 namespace {
 
-const SchemeRow& row() { return scheme_row(SchemeFamily::exl3); }
+const SchemeRow& exl3_row() { return scheme_row(SchemeFamily::exl3); }
 
 constexpr std::pair<TrellisCode, std::string_view> code_names[] = {
     {TrellisCode::mul1, "mul1"}, {TrellisCode::mcg, "mcg"}, {TrellisCode::three_inst, "3inst"}};
@@ -94,7 +94,7 @@ TEST(Exl3, AWholeBlockIsTheProgramsUpToItsRounding) {
   weight.plane(PlaneRole::codes).bytes = golden.bytes("block.trellis");
   weight.plane(PlaneRole::scales).bytes = golden.bytes("block.svh");
   weight.plane(PlaneRole::input_scales).bytes = golden.bytes("block.suh");
-  row().validate(weight, "w");
+  exl3_row().validate(weight, "w");
   const auto expected = golden.values("block.weight");  // [inputs, outputs]
   const auto decoded = test::decode(weight);
   double largest = 0, off = 0;
@@ -196,7 +196,7 @@ TEST(Exl3, PaddingBelongsToNoWeight) {
   const PackedWeight whole = random_weight(exl3(4), 256, 384);
   PackedWeight cut = whole.clone();
   cut.n = 200, cut.k = 300;
-  row().validate(cut, "w");
+  exl3_row().validate(cut, "w");
   const auto all = test::decode(whole), some = test::decode(cut);
   for (size_t o = 0; o < 200; ++o) {
     for (size_t i = 0; i < 300; ++i) ASSERT_EQ(some[o * 300 + i], all[o * 384 + i]);
@@ -226,13 +226,13 @@ TEST(Exl3, ScalesThatAreNoNumbersAreRefused) {
       PackedWeight weight = random_weight(exl3(3), 128, 128);
       weight.plane(role).bytes.as<uint16_t>()[5] = f16_from_f32(bad);
       test::expect_error(ErrorCode::bad_file, {"w: plane", to_string(role), text},
-                         [&] { row().validate(weight, "w"); });
+                         [&] { exl3_row().validate(weight, "w"); });
     }
   }
 }
 
 TEST(Exl3, LargerThanPlanesCanBe) {
-  test::expect_error(ErrorCode::unsupported, {"2^48"}, [] { row().planes(exl3(3), 1 << 30, 1 << 30); });
+  test::expect_error(ErrorCode::unsupported, {"2^48"}, [] { exl3_row().planes(exl3(3), 1 << 30, 1 << 30); });
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace w4q::formats {
 namespace {
 
-const SchemeRow& row() { return scheme_row(SchemeFamily::integer); }
+const SchemeRow& integer_row() { return scheme_row(SchemeFamily::integer); }
 
 TEST(Integer, CodesAreNearestWithTiesToEvenAndClamped) {
   EXPECT_EQ(integer_code(0.5f, 1, 8, 4), 8);
@@ -66,7 +66,7 @@ TEST(Integer, EncodesAWorkedExample) {
   // Two groups, the second ragged; the first spans −0.5 … 1, so its step is 0.1 and its zero 5.
   const Scheme scheme = parse_scheme("int4-g4-f32-asym");
   const std::vector<float> values{-0.5f, 1.0f, 0.0f, 0.26f, 3.0f, 0.0f};
-  const PackedWeight weight = row().encode(scheme, values, 1, 6, {});
+  const PackedWeight weight = integer_row().encode(scheme, values, 1, 6, {});
   EXPECT_EQ(weight.plane(PlaneRole::codes).bytes.as<uint32_t>()[0], 0x000F85F0u);
   EXPECT_EQ(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>()[0], 5);
   EXPECT_EQ(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>()[1], 0);
@@ -89,7 +89,7 @@ TEST(Integer, GroupIndexSaysWhichScale) {
 
 TEST(Integer, RowsReadBack) {
   const Scheme scheme = parse_scheme("int3-g32-bf16-asym");
-  const PackedWeight weight = row().encode(scheme, test::sample(test::distributions[0], 3, 70), 3, 70, {});
+  const PackedWeight weight = integer_row().encode(scheme, test::sample(test::distributions[0], 3, 70), 3, 70, {});
   std::vector<uint8_t> codes(70);
   std::vector<float> scales(3);
   std::vector<uint8_t> zeros(3);
@@ -98,19 +98,20 @@ TEST(Integer, RowsReadBack) {
     integer_read_scales(weight, r, scales);
     integer_read_zeros(weight, r, zeros);
     std::vector<float> decoded(70);
-    row().decode_row(weight, r, decoded);
+    integer_row().decode_row(weight, r, decoded);
     for (size_t i = 0; i < 70; ++i) {
       EXPECT_EQ(decoded[i], static_cast<float>(codes[i] - zeros[i / 32]) * scales[i / 32]);
     }
   }
-  const PackedWeight symmetric = row().encode(parse_scheme("int3-row-f16"), std::vector<float>(9, 1.0f), 3, 3, {});
+  const PackedWeight symmetric =
+      integer_row().encode(parse_scheme("int3-row-f16"), std::vector<float>(9, 1.0f), 3, 3, {});
   zeros.resize(1);
   integer_read_zeros(symmetric, 2, zeros);
   EXPECT_EQ(zeros[0], 4);
 }
 
 PackedWeight sound(std::string_view scheme) {
-  return row().encode(parse_scheme(scheme), test::sample(test::distributions[0], 3, 70), 3, 70, {});
+  return integer_row().encode(parse_scheme(scheme), test::sample(test::distributions[0], 3, 70), 3, 70, {});
 }
 
 void expect_refused(const PackedWeight& weight, std::initializer_list<std::string_view> parts) {
@@ -160,7 +161,7 @@ TEST(IntegerValidate, RefusesWhatAHostileFileHolds) {
 TEST(Integer, SignalToNoiseOnNormalWeights) {
   const std::vector<float> values = test::sample(test::distributions[0], 256, 512);
   const auto of = [&](std::string_view name) {
-    return test::sqnr(values, test::decode(row().encode(parse_scheme(name), values, 256, 512, {})));
+    return test::sqnr(values, test::decode(integer_row().encode(parse_scheme(name), values, 256, 512, {})));
   };
   EXPECT_NEAR(of("int8-g128-f16"), 44.2, 1.0);
   EXPECT_NEAR(of("int4-g128-f16"), 20.0, 1.0);

@@ -15,7 +15,7 @@ Scheme rotated(int bits, int block, ScaleType scale = ScaleType::f16) {
   return {SchemeFamily::rotated, bits, block, scale};
 }
 
-PackedWeight encode(const Scheme& scheme, std::span<const float> values, int64_t n, int64_t k) {
+PackedWeight encode_rotated(const Scheme& scheme, std::span<const float> values, int64_t n, int64_t k) {
   return scheme_row(SchemeFamily::rotated).encode(scheme, values, n, k, normal_codebook(scheme.bits));
 }
 
@@ -58,7 +58,7 @@ TEST(Rotated, ThreeBitsTakeThreeBits) {
 TEST(Rotated, BytesOfOneGroup) {
   std::vector<float> values(64, 0.0f);
   values[5] = -2.0f;
-  const PackedWeight weight = encode(rotated(2, 32), values, 1, 64);
+  const PackedWeight weight = encode_rotated(rotated(2, 32), values, 1, 64);
   const auto words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
   EXPECT_EQ(words[0], ~(1u << 5));  // zero is a tie of codes 1 and 2: the lower
   EXPECT_EQ(words[1], 0u);
@@ -73,7 +73,7 @@ TEST(Rotated, BytesOfOneGroup) {
 /// A ragged group stores √d times its root mean square, as whole ones do.
 TEST(Rotated, RaggedGroupsHaveTheScaleOfWholeOnes) {
   const std::vector<float> values(160, 0.25f);
-  const PackedWeight weight = encode(rotated(4, 128, ScaleType::f32), values, 1, 160);
+  const PackedWeight weight = encode_rotated(rotated(4, 128, ScaleType::f32), values, 1, 160);
   const auto norms = weight.plane(PlaneRole::scales).bytes.as<float>();
   ASSERT_EQ(norms.size(), 2u);
   EXPECT_FLOAT_EQ(norms[0], norms[1]);
@@ -84,7 +84,7 @@ TEST(Rotated, RaggedGroupsHaveTheScaleOfWholeOnes) {
 /// A power of two in the table moves from the norms to the table; other factors do too, but for roundings.
 TEST(Rotated, AFactorOfTheTableIsNoOther) {
   const std::vector<float> values = test::sample(test::distributions[0], 3, 200);
-  const PackedWeight plain = encode(rotated(3, 64), values, 3, 200);
+  const PackedWeight plain = encode_rotated(rotated(3, 64), values, 3, 200);
   std::vector<float> table(normal_codebook(3).begin(), normal_codebook(3).end());
   for (float& entry : table) entry *= 0x1p-7f;
   const PackedWeight scaled = scheme_row(SchemeFamily::rotated).encode(rotated(3, 64), values, 3, 200, table);
@@ -98,7 +98,7 @@ TEST(Rotated, NormalWeightsAreNearTheLloydMaxBound) {
   constexpr double most[] = {9.45, 14.8, 20.45, 26.2};
   const std::vector<float> values = test::sample(test::distributions[0], 64, 1024);
   for (int bits = 2; bits <= 5; ++bits) {
-    const double found = test::sqnr(values, test::decode(encode(rotated(bits, 128), values, 64, 1024)));
+    const double found = test::sqnr(values, test::decode(encode_rotated(rotated(bits, 128), values, 64, 1024)));
     EXPECT_GT(found, least[bits - 2]);
     EXPECT_LT(found, most[bits - 2]);
   }
@@ -107,17 +107,17 @@ TEST(Rotated, NormalWeightsAreNearTheLloydMaxBound) {
 /// What a rotation is for: one weight in 32 carries nearly everything, and groups are normal again.
 TEST(Rotated, RotatingMakesHeavyTailsNormal) {
   std::vector<float> values = test::sample(test::distributions[4], 16, 512);
-  const double before = test::sqnr(values, test::decode(encode(rotated(4, 128), values, 16, 512)));
+  const double before = test::sqnr(values, test::decode(encode_rotated(rotated(4, 128), values, 16, 512)));
   const InputRotation rotation({128, 42}, 512);
   for (size_t row = 0; row < 16; ++row) rotation.rotate(std::span(values).subspan(row * 512, 512));
-  const double after = test::sqnr(values, test::decode(encode(rotated(4, 128), values, 16, 512)));
+  const double after = test::sqnr(values, test::decode(encode_rotated(rotated(4, 128), values, 16, 512)));
   EXPECT_LT(before, 16);
   EXPECT_GT(after, 19);
 }
 
 TEST(Rotated, ReadersRefuseWhatCannotBe) {
   const auto refuse = [](std::string_view part, auto&& damage) {
-    PackedWeight weight = encode(rotated(4, 64), test::sample(test::distributions[0], 2, 100), 2, 100);
+    PackedWeight weight = encode_rotated(rotated(4, 64), test::sample(test::distributions[0], 2, 100), 2, 100);
     damage(weight);
     test::expect_error(ErrorCode::bad_file, {"layer.x", part},
                        [&] { scheme_row(SchemeFamily::rotated).validate(weight, "layer.x"); });

@@ -15,17 +15,17 @@
 namespace w4q::formats {
 namespace {
 
-const SchemeRow& row() { return scheme_row(SchemeFamily::small_float); }
+const SchemeRow& float_row() { return scheme_row(SchemeFamily::small_float); }
 
-PackedWeight encode(const Scheme& scheme, std::span<const float> values, int64_t n, int64_t k) {
-  return row().encode(scheme, values, n, k, small_float_table(scheme.bits));
+PackedWeight encode_floats(const Scheme& scheme, std::span<const float> values, int64_t n, int64_t k) {
+  return float_row().encode(scheme, values, n, k, small_float_table(scheme.bits));
 }
 
 std::vector<float> decode(const PackedWeight& weight) {
   std::vector<float> values(static_cast<size_t>(weight.n * weight.k));
   const auto k = static_cast<size_t>(weight.k);
   for (int64_t r = 0; r < weight.n; ++r) {
-    row().decode_row(weight, r, std::span(values).subspan(static_cast<size_t>(r) * k, k));
+    float_row().decode_row(weight, r, std::span(values).subspan(static_cast<size_t>(r) * k, k));
   }
   return values;
 }
@@ -36,13 +36,13 @@ TEST(SmallFloat, NamesOfTheField) {
     EXPECT_EQ(to_string(parse_scheme(name)), name);
   }
   for (const char* name : {"fp8", "fp8-channel-e8m0", "nvfp4-f32", "mxfp4-div"}) {
-    EXPECT_FALSE(row().parse(name).has_value()) << name;
+    EXPECT_FALSE(float_row().parse(name).has_value()) << name;
   }
 }
 
 /// 4 bits and a byte for 16; with a byte for 32; the table and the factor beside them.
 TEST(SmallFloat, BitsPerWeight) {
-  const auto bits = [](const char* name) { return row().bits_per_weight(parse_scheme(name), 4096, 4096); };
+  const auto bits = [](const char* name) { return float_row().bits_per_weight(parse_scheme(name), 4096, 4096); };
   EXPECT_NEAR(bits("nvfp4"), 4.5, 1e-4);
   EXPECT_NEAR(bits("mxfp4"), 4.25, 1e-4);
   EXPECT_NEAR(bits("mxfp8"), 8.25, 1e-3);
@@ -54,16 +54,16 @@ TEST(SmallFloat, BitsPerWeight) {
 /// What rounding makes of a scale never is zero: a block of small weights keeps its sign and size, one of zeros has 1.
 TEST(SmallFloat, NoScaleIsZero) {
   constexpr int64_t n = 256, k = 256;
-  for (const Scheme& scheme : row().schemes()) {
+  for (const Scheme& scheme : float_row().schemes()) {
     for (const float small : {0.0f, 1e-38f, 1e-12f, 1e-7f, 1e-4f}) {
       std::vector<float> values(n * k, small);
       values[0] = 1.0f;
-      const PackedWeight weight = encode(scheme, values, n, k);
+      const PackedWeight weight = encode_floats(scheme, values, n, k);
       const Plane& scales = weight.plane(PlaneRole::scales);
       for (int64_t i = 0; i < element_count(scales.spec.shape); ++i) {
         ASSERT_GT(load_scale(scales, static_cast<size_t>(i)), 0) << to_string(scheme) << " " << small << " at " << i;
       }
-      EXPECT_NO_THROW(row().validate(weight, "w"));
+      EXPECT_NO_THROW(float_row().validate(weight, "w"));
     }
   }
 }
@@ -79,16 +79,17 @@ TEST(SmallFloat, FactorsArePowersOfTwo) {
   }
   EXPECT_EQ(small_float_factor(0), 1.0f);
   const auto values = test::sample(test::distributions[0], 8, 64);
-  EXPECT_EQ(decode(encode(parse_scheme("nvfp4"), values, 8, 64)),
-            decode(encode(parse_scheme("nvfp4-div"), values, 8, 64)));
+  EXPECT_EQ(decode(encode_floats(parse_scheme("nvfp4"), values, 8, 64)),
+            decode(encode_floats(parse_scheme("nvfp4-div"), values, 8, 64)));
 }
 
 /// Encoding what was decoded gives the same bytes: maxima keep their scales, and tensors their factor.
 TEST(SmallFloat, EncodingWhatWasDecodedChangesNothing) {
-  for (const Scheme& scheme : row().schemes()) {
+  for (const Scheme& scheme : float_row().schemes()) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{130, 200}, {5, 33}, {256, 256}}) {
-      const PackedWeight once = encode(scheme, test::sample(test::distributions[0], n, k), n, k);
-      EXPECT_TRUE(bytes_equal(encode(scheme, decode(once), n, k), once)) << to_string(scheme) << " " << n << " × " << k;
+      const PackedWeight once = encode_floats(scheme, test::sample(test::distributions[0], n, k), n, k);
+      EXPECT_TRUE(bytes_equal(encode_floats(scheme, decode(once), n, k), once))
+          << to_string(scheme) << " " << n << " × " << k;
     }
   }
 }
@@ -107,22 +108,22 @@ TEST(SmallFloat, PowersOfTwoByTheirRule) {
 
 TEST(SmallFloat, BlocksOfManyRowsShareAScale) {
   const Scheme blocks = parse_scheme("fp8-block128"), tensor = parse_scheme("fp8-tensor");
-  EXPECT_EQ(row().planes(blocks, 130, 200)[1].shape, (Shape{2, 2}));
-  EXPECT_EQ(row().planes(tensor, 130, 200)[1].shape, (Shape{1, 1}));
-  EXPECT_EQ(row().place(blocks, 130, 200, 127, 199, 0).scale, 1);
-  EXPECT_EQ(row().place(blocks, 130, 200, 128, 0, 0).scale, 2);
+  EXPECT_EQ(float_row().planes(blocks, 130, 200)[1].shape, (Shape{2, 2}));
+  EXPECT_EQ(float_row().planes(tensor, 130, 200)[1].shape, (Shape{1, 1}));
+  EXPECT_EQ(float_row().place(blocks, 130, 200, 127, 199, 0).scale, 1);
+  EXPECT_EQ(float_row().place(blocks, 130, 200, 128, 0, 0).scale, 2);
   std::vector<float> values(130 * 200, 1.0f);
   values[129 * 200 + 5] = 448;  // the last block of rows
-  const auto weight = encode(blocks, values, 130, 200);
+  const auto weight = encode_floats(blocks, values, 130, 200);
   EXPECT_EQ(weight.plane(PlaneRole::scales).bytes.as<float>()[2], 1.0f);
   EXPECT_LT(weight.plane(PlaneRole::scales).bytes.as<float>()[0], 1.0f);
 }
 
 TEST(SmallFloat, ValidateRefusesNanAndOtherTables) {
   const auto refused = [](const char* scheme, std::string_view part, auto&& damage) {
-    PackedWeight weight = encode(parse_scheme(scheme), test::sample(test::distributions[0], 4, 96), 4, 96);
+    PackedWeight weight = encode_floats(parse_scheme(scheme), test::sample(test::distributions[0], 4, 96), 4, 96);
     damage(weight);
-    test::expect_error(ErrorCode::bad_file, {"layer.x", part}, [&] { row().validate(weight, "layer.x"); });
+    test::expect_error(ErrorCode::bad_file, {"layer.x", part}, [&] { float_row().validate(weight, "layer.x"); });
   };
   const auto scales = [](PackedWeight& w) { return w.plane(PlaneRole::scales).bytes.as<uint8_t>(); };
   refused("nvfp4", "row 1, block 1", [&](PackedWeight& w) { scales(w)[7] = 0x7F; });
@@ -133,17 +134,17 @@ TEST(SmallFloat, ValidateRefusesNanAndOtherTables) {
   refused("fp8-channel", "row 2, column 40", [](PackedWeight& w) {
     std::vector<uint8_t> codes(96);
     codes[40] = 0xFF;
-    table_write_codes(row().table(w.scheme), w, 2, codes);
+    table_write_codes(float_row().table(w.scheme), w, 2, codes);
   });
 }
 
 /// All codes survive the way through a dialect's tensors, −0 among them.
 TEST(SmallFloat, DialectTensorsHoldEveryCode) {
   const FloatNames names{".w", ".s", ".f", true, false};
-  for (const Scheme& scheme : row().schemes()) {
+  for (const Scheme& scheme : float_row().schemes()) {
     constexpr int64_t n = 6, k = 256;
-    PackedWeight weight = encode(scheme, test::sample(test::distributions[0], n, k), n, k);
-    const TableFormat format = row().table(scheme);
+    PackedWeight weight = encode_floats(scheme, test::sample(test::distributions[0], n, k), n, k);
+    const TableFormat format = float_row().table(scheme);
     std::vector<uint8_t> codes(k), read(k);
     for (size_t c = 0; c < codes.size(); ++c) {
       const auto code = static_cast<uint8_t>(c % (1u << scheme.bits));

@@ -14,7 +14,7 @@
 namespace w4q::formats {
 namespace {
 
-const SchemeRow& row() { return scheme_row(SchemeFamily::trellis); }
+const SchemeRow& trellis_row() { return scheme_row(SchemeFamily::trellis); }
 
 Scheme trellis(int bits, int window) { return parse_scheme(concat("trellis", bits, "-w", window)); }
 
@@ -49,7 +49,7 @@ TEST(Trellis, LevelsAreThoseOfTheirSums) {
   for (const auto& [window, level] : known) EXPECT_EQ(trellis_level(window), level);
 }
 
-struct Golden {
+struct GoldenRings {
   int bits, window;
   std::vector<uint32_t> words;
   std::vector<int> first;
@@ -57,8 +57,8 @@ struct Golden {
 };
 
 /// Rings of the targets 6·((37·p mod 101) − 50), from another implementation.
-const std::vector<Golden>& golden_rings() {
-  static const std::vector<Golden> rings = {
+const std::vector<GoldenRings>& golden_rings() {
+  static const std::vector<GoldenRings> rings = {
       {2,
        16,
        {0xbc31fe91, 0x0bf79150, 0x6ae5fac3, 0x800db8f2, 0x46341f0e, 0x8359f06a, 0x239e08be, 0xdaa4ac0a},
@@ -96,7 +96,7 @@ TrellisColumn golden_column() {
 
 TEST(Trellis, RingsAreGolden) {
   const TrellisColumn column = golden_column();
-  for (const Golden& golden : golden_rings()) {
+  for (const GoldenRings& golden : golden_rings()) {
     const auto levels = trellis_levels(golden.window);
     TrellisSearch search(golden.bits, golden.window, trellis_plain_step, levels);
     std::vector<uint32_t> ring(golden.words.size());
@@ -154,14 +154,14 @@ TEST(Trellis, NormalWeightsKeepTheirSignal) {
       {"trellis2-w8", 10.75}, {"trellis2-w10", 11.11}, {"trellis3-w10", 16.91}, {"trellis4-w10", 22.65}};
   for (const auto& [name, sqnr] : known) {
     const auto values = test::sample(test::distributions[0], 256, 256);
-    const auto weight = row().encode(parse_scheme(name), values, 256, 256, {});
+    const auto weight = trellis_row().encode(parse_scheme(name), values, 256, 256, {});
     EXPECT_NEAR(test::sqnr(values, test::decode(weight)), sqnr, 0.15) << name;
   }
 }
 
 TEST(Trellis, BitsPerWeight) {
-  EXPECT_DOUBLE_EQ(row().bits_per_weight(trellis(3, 16), 4096, 4096), 3 + 16.0 / 4096 + 32.0 / (4096.0 * 4096));
-  EXPECT_DOUBLE_EQ(row().bits_per_weight(trellis(2, 12), 192, 256),
+  EXPECT_DOUBLE_EQ(trellis_row().bits_per_weight(trellis(3, 16), 4096, 4096), 3 + 16.0 / 4096 + 32.0 / (4096.0 * 4096));
+  EXPECT_DOUBLE_EQ(trellis_row().bits_per_weight(trellis(2, 12), 192, 256),
                    2 * 256.0 / 192 + 16.0 / 256 + 32.0 / (192.0 * 256));
 }
 
@@ -179,7 +179,7 @@ TEST(Trellis, TheUnitFollowsTheRangeOfRows) {
   for (const float size : {1.0f, 1e-9f, 1e9f, 1e-30f, 1e30f}) {
     auto values = test::sample(test::distributions[0], 130, 40);
     for (float& value : values) value *= size;
-    const auto weight = row().encode(trellis(3, 10), values, 130, 40, {});
+    const auto weight = trellis_row().encode(trellis(3, 10), values, 130, 40, {});
     EXPECT_GT(test::sqnr(values, test::decode(weight)), 15) << size;
     const float unit = weight.plane(PlaneRole::codebook).bytes.as<float>()[0];
     EXPECT_EQ(size == 1.0f, unit == 0x1p-7f) << size;
@@ -188,11 +188,12 @@ TEST(Trellis, TheUnitFollowsTheRangeOfRows) {
 
 TEST(Trellis, DamagedPlanesAreRefusedByName) {
   const auto values = test::sample(test::distributions[0], 130, 5);
-  const auto sound = row().encode(trellis(3, 8), values, 130, 5, {});
+  const auto sound = trellis_row().encode(trellis(3, 8), values, 130, 5, {});
   const auto refuse = [&](std::string_view plane, std::string_view what, const auto& damage) {
     PackedWeight weight = sound.clone();
     damage(weight);
-    test::expect_error(ErrorCode::bad_file, {"layer.x", plane, what}, [&] { row().validate(weight, "layer.x"); });
+    test::expect_error(ErrorCode::bad_file, {"layer.x", plane, what},
+                       [&] { trellis_row().validate(weight, "layer.x"); });
   };
   const auto scales = [](PackedWeight& w) { return w.plane(PlaneRole::scales).bytes.as<uint16_t>(); };
   const auto unit = [](PackedWeight& w) { return w.plane(PlaneRole::codebook).bytes.as<float>(); };

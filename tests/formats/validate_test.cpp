@@ -23,7 +23,7 @@ void validate(const PackedWeight& weight, std::string_view name) {
   scheme_row(SchemeFamily::kbit).validate(weight, name);
 }
 
-void expect_refused(const PackedWeight& weight, std::initializer_list<std::string_view> parts) {
+void expect_damage(const PackedWeight& weight, std::initializer_list<std::string_view> parts) {
   test::expect_error(ErrorCode::bad_file, parts, [&] { validate(weight, "layers.0.up"); });
 }
 
@@ -36,37 +36,37 @@ TEST(Validate, AcceptsWhatTheEncoderMakes) {
 TEST(Validate, RefusesAMissingExtraOrDoublePlane) {
   PackedWeight weight = sound();
   weight.planes.erase(weight.planes.begin());
-  expect_refused(weight, {"layers.0.up", "codes", "missing", "I32 [3, 3, 3]", "kbit3-b32-e4m4"});
+  expect_damage(weight, {"layers.0.up", "codes", "missing", "I32 [3, 3, 3]", "kbit3-b32-e4m4"});
   weight = sound();
   weight.planes.push_back({weight.planes[1].spec, weight.planes[1].bytes.clone()});
-  expect_refused(weight, {"expected 3 planes, got 4"});
+  expect_damage(weight, {"expected 3 planes, got 4"});
 }
 
 TEST(Validate, RefusesOtherTypesShapesAndSizes) {
   PackedWeight weight = sound();
   weight.plane(PlaneRole::codes).spec.dtype = DType::u32;
-  expect_refused(weight, {"codes", "expected I32 [3, 3, 3], got U32 [3, 3, 3]"});
+  expect_damage(weight, {"codes", "expected I32 [3, 3, 3], got U32 [3, 3, 3]"});
   weight = sound();
   weight.plane(PlaneRole::scales).spec.shape = {9};
-  expect_refused(weight, {"scales", "[3, 3]", "[9]"});
+  expect_damage(weight, {"scales", "[3, 3]", "[9]"});
   weight = sound();
   weight.plane(PlaneRole::scales).bytes = Buffer(8);
-  expect_refused(weight, {"scales", "expected 9", "got 8"});
+  expect_damage(weight, {"scales", "expected 9", "got 8"});
   weight = sound();
   weight.plane(PlaneRole::codebook).spec.shape = {16};
-  expect_refused(weight, {"codebook", "[8]", "[16]"});
+  expect_damage(weight, {"codebook", "[8]", "[16]"});
   weight = sound();
   weight.k = 100;  // other than the planes: one more block
-  expect_refused(weight, {"[3, 4, 3]"});
+  expect_damage(weight, {"[3, 4, 3]"});
 }
 
 TEST(Validate, RefusesSchemesAndLayoutsThatDoNotExist) {
   PackedWeight weight = sound();
   weight.scheme.bits = 9;
-  expect_refused(weight, {"no such scheme"});
+  expect_damage(weight, {"no such scheme"});
   weight = sound();
   weight.layout = "kbit-tile";
-  expect_refused(weight, {"canonical", "kbit-tile"});
+  expect_damage(weight, {"canonical", "kbit-tile"});
 }
 
 TEST(Validate, RefusesHugeSizesWithoutOverflow) {
@@ -77,26 +77,26 @@ TEST(Validate, RefusesHugeSizesWithoutOverflow) {
   }
   weight.n = max_dimension;
   weight.k = max_dimension;
-  expect_refused(weight, {"codes", "1073741824"});
+  expect_damage(weight, {"codes", "1073741824"});
 }
 
 TEST(Validate, RefusesPaddingBitsByPlace) {
   PackedWeight weight = sound();
   weight.plane(PlaneRole::codes).bytes.as<uint32_t>()[(1 * 3 + 2) * 3 + 1] |= 1u << 6;
-  expect_refused(weight, {"codes", "padding", "row 1, block 2, bit plane 1"});
+  expect_damage(weight, {"codes", "padding", "row 1, block 2, bit plane 1"});
 }
 
 TEST(Validate, RefusesTablesThatAreNotTables) {
   PackedWeight weight = sound();
   weight.plane(PlaneRole::codebook).bytes.as<float>()[3] = std::numeric_limits<float>::quiet_NaN();
-  expect_refused(weight, {"codebook", "entry 3"});
+  expect_damage(weight, {"codebook", "entry 3"});
   weight = sound();
   weight.plane(PlaneRole::codebook).bytes.as<float>()[3] = 0.9f;
-  expect_refused(weight, {"codebook", "3 and 4", "do not ascend"});
+  expect_damage(weight, {"codebook", "3 and 4", "do not ascend"});
   weight = sound();
   weight.plane(PlaneRole::codebook).bytes.as<float>()[7] = 3e38f;
   // 3e38 leaves gaps below 2^-20 of the largest, and its product with a scale of 31 is infinite.
-  expect_refused(weight, {"codebook"});
+  expect_damage(weight, {"codebook"});
 }
 
 TEST(Validate, RefusesScalesThatAreNotScales) {
@@ -105,9 +105,9 @@ TEST(Validate, RefusesScalesThatAreNotScales) {
     weight.plane(PlaneRole::scales).bytes.as<uint16_t>()[5] = bits;
     return weight;
   };
-  expect_refused(with_scale(0x7C00), {"scales", "non-finite", "row 1, block 2"});
-  expect_refused(with_scale(0x7E00), {"non-finite"});
-  expect_refused(with_scale(0xBC00), {"negative", "-1"});
+  expect_damage(with_scale(0x7C00), {"scales", "non-finite", "row 1, block 2"});
+  expect_damage(with_scale(0x7E00), {"non-finite"});
+  expect_damage(with_scale(0xBC00), {"negative", "-1"});
   EXPECT_NO_THROW(validate(with_scale(0x0001), "w"));
 }
 

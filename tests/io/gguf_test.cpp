@@ -8,7 +8,7 @@ namespace {
 
 using test::expect_error;
 
-GgufHeader parse(std::string_view file) { return parse_gguf(bytes_of(file), "file"); }
+GgufHeader parse_file(std::string_view file) { return parse_gguf(bytes_of(file), "file"); }
 
 /// One value of every type, and an array of every type.
 GgufMetadata every_type() {
@@ -108,7 +108,7 @@ TEST(Gguf, WritesTheBytesOfTheFormat) {
 TEST(Gguf, EveryValueTypeComesBack) {
   const auto header = small_header();
   const std::string file = file_of(header);
-  const auto read = parse(file);
+  const auto read = parse_file(file);
   EXPECT_TRUE(read.warnings.empty());
   ASSERT_EQ(read.metadata.size(), header.metadata.size());
   for (size_t i = 0; i < header.metadata.size(); ++i) {
@@ -131,10 +131,11 @@ TEST(Gguf, EveryTruncationIsRefused) {
   const uint64_t last_byte = header.data_begin + header.tensors.back().offset + header.tensors.back().size;
   for (size_t size = 0; size < last_byte; ++size) {
     const std::string cut = file.substr(0, size);  // a copy of its own, so that a sanitizer sees reads behind it
-    expect_error(ErrorCode::bad_file, {"file: "}, [&] { parse(cut); });
+    expect_error(ErrorCode::bad_file, {"file: "}, [&] { parse_file(cut); });
   }
-  for (size_t size = last_byte; size < file.size(); ++size) EXPECT_EQ(parse(file.substr(0, size)).warnings.size(), 1u);
-  EXPECT_EQ(parse(file + "x").warnings.size(), 1u);
+  for (size_t size = last_byte; size < file.size(); ++size)
+    EXPECT_EQ(parse_file(file.substr(0, size)).warnings.size(), 1u);
+  EXPECT_EQ(parse_file(file + "x").warnings.size(), 1u);
 }
 
 TEST(Gguf, EveryChangedByteIsRefusedOrConsistent) {
@@ -146,7 +147,7 @@ TEST(Gguf, EveryChangedByteIsRefusedOrConsistent) {
       std::string changed = file;
       changed[place] = static_cast<char>(changed[place] ^ change);
       try {
-        const auto read = parse(changed);
+        const auto read = parse_file(changed);
         ++accepted;
         for (const auto& tensor : read.tensors) {
           EXPECT_LE(read.data_begin + tensor.offset + tensor.size, changed.size());
@@ -161,7 +162,7 @@ TEST(Gguf, EveryChangedByteIsRefusedOrConsistent) {
 
 TEST(Gguf, NamesWhatIsWrong) {
   const auto refuse = [](ErrorCode code, std::initializer_list<std::string_view> parts, const std::string& file) {
-    expect_error(code, parts, [&] { parse(file); });
+    expect_error(code, parts, [&] { parse_file(file); });
   };
   refuse(ErrorCode::bad_file, {"is not a GGUF file"}, "GGUX....");
   refuse(ErrorCode::bad_file, {"version 0"}, head(0, 0, 0));
@@ -190,7 +191,7 @@ TEST(Gguf, NamesWhatIsWrong) {
 TEST(Gguf, RefusesContradictoryHeaders) {
   const auto refuse = [](std::initializer_list<std::string_view> parts, GgufHeader header) {
     const std::string file = file_of(header);
-    expect_error(ErrorCode::bad_file, parts, [&] { parse(file); });
+    expect_error(ErrorCode::bad_file, parts, [&] { parse_file(file); });
   };
   const auto changed = [](auto change) {
     auto header = small_header();
@@ -217,7 +218,7 @@ TEST(Gguf, RefusesContradictoryHeaders) {
          }));
   auto unknown = changed([](auto& h) { h.tensors[1].type = static_cast<GgmlType>(4); });
   std::string file = serialize_gguf_header(unknown);
-  expect_error(ErrorCode::unsupported, {"\"b\"", "unknown type 4"}, [&] { parse(file); });
+  expect_error(ErrorCode::unsupported, {"\"b\"", "unknown type 4"}, [&] { parse_file(file); });
 }
 
 TEST(Gguf, RefusesPlansThatNoReaderWouldTake) {

@@ -12,13 +12,13 @@ namespace {
 
 using test::RandomMatrix;
 
-constexpr int64_t heads = 6, kv_heads = 2, head_dim = 24;
+constexpr int64_t head_count = 6, kv_count = 2, width_of_head = 24;
 
 struct Rows {
   explicit Rows(int64_t length, uint64_t seed)
-      : queries(length, heads * head_dim, seed),
-        keys(length, kv_heads * head_dim, seed + 1),
-        values(length, kv_heads * head_dim, seed + 2) {}
+      : queries(length, head_count * width_of_head, seed),
+        keys(length, kv_count * width_of_head, seed + 1),
+        values(length, kv_count * width_of_head, seed + 2) {}
   AttentionRows<const float> view() const { return {queries, keys, values}; }
   AttentionRows<float> mutable_view() { return {queries, keys, values}; }
 
@@ -29,8 +29,8 @@ struct Rows {
 RandomMatrix forward(const Rows& rows, const AttentionOptions& options) {
   const int64_t length = rows.queries.rows;
   std::vector<float> keys(rows.keys.values.size()), values(keys.size());
-  const KeyValueCache cache{keys.data(), values.data(), kv_heads, length, head_dim};
-  RandomMatrix out(length, heads * head_dim, 9);
+  const KeyValueCache cache{keys.data(), values.data(), kv_count, length, width_of_head};
+  RandomMatrix out(length, head_count * width_of_head, 9);
   append(cache, 0, rows.keys, rows.values);
   attention(rows.queries, cache, 0, options, out);
   return out;
@@ -38,18 +38,18 @@ RandomMatrix forward(const Rows& rows, const AttentionOptions& options) {
 
 /// Σ by · softmax(…) · values in fp64.
 double loss(const Rows& rows, const RandomMatrix& by, const AttentionOptions& options) {
-  const double scale = options.scale > 0 ? options.scale : 1 / std::sqrt(double{head_dim});
+  const double scale = options.scale > 0 ? options.scale : 1 / std::sqrt(double{width_of_head});
   double result = 0;
-  for (int64_t head = 0; head < heads; ++head) {
-    const int64_t at = head / (heads / kv_heads) * head_dim;
+  for (int64_t head = 0; head < head_count; ++head) {
+    const int64_t at = head / (head_count / kv_count) * width_of_head;
     for (int64_t query = 0; query < rows.queries.rows; ++query) {
       double sum = options.sinks.empty() ? 0 : std::exp(double{options.sinks[static_cast<size_t>(head)]}), product = 0;
       const int64_t oldest = options.window > 0 ? std::max<int64_t>(0, query - options.window + 1) : 0;
       for (int64_t key = oldest; key <= query; ++key) {
         double score = 0, value = 0;
-        for (int64_t c = 0; c < head_dim; ++c) {
-          score += double{rows.queries.row(query)[head * head_dim + c]} * double{rows.keys.row(key)[at + c]};
-          value += double{by.row(query)[head * head_dim + c]} * double{rows.values.row(key)[at + c]};
+        for (int64_t c = 0; c < width_of_head; ++c) {
+          score += double{rows.queries.row(query)[head * width_of_head + c]} * double{rows.keys.row(key)[at + c]};
+          value += double{by.row(query)[head * width_of_head + c]} * double{rows.values.row(key)[at + c]};
         }
         score *= scale;
         if (options.soft_cap > 0) score = options.soft_cap * std::tanh(score / options.soft_cap);
@@ -92,8 +92,8 @@ TEST(AttentionGradient, IsTheSlope) {
       SCOPED_TRACE(length);
       const Rows rows(length, 1);
       Rows gradient(length, 20);
-      const RandomMatrix by(length, heads * head_dim, 4);
-      attention_gradient(rows.view(), head_dim, options, forward(rows, options), by, gradient.mutable_view());
+      const RandomMatrix by(length, head_count * width_of_head, 4);
+      attention_gradient(rows.view(), width_of_head, options, forward(rows, options), by, gradient.mutable_view());
       if (length > 1) {
         expect_slope(rows, gradient, by, options, &Rows::queries);
         expect_slope(rows, gradient, by, options, &Rows::keys);
@@ -105,12 +105,12 @@ TEST(AttentionGradient, IsTheSlope) {
 
 TEST(AttentionGradient, DoesNotDependOnThreads) {
   const Rows rows(300, 1);
-  const RandomMatrix by(300, heads * head_dim, 4), out = forward(rows, {});
+  const RandomMatrix by(300, head_count * width_of_head, 4), out = forward(rows, {});
   Rows one(300, 20), three(300, 21);
   set_threads(1);
-  attention_gradient(rows.view(), head_dim, {}, out, by, one.mutable_view());
+  attention_gradient(rows.view(), width_of_head, {}, out, by, one.mutable_view());
   set_threads(3);
-  attention_gradient(rows.view(), head_dim, {}, out, by, three.mutable_view());
+  attention_gradient(rows.view(), width_of_head, {}, out, by, three.mutable_view());
   set_threads(0);
   EXPECT_EQ(one.queries.values, three.queries.values);
   EXPECT_EQ(one.keys.values, three.keys.values);

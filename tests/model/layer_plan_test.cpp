@@ -13,6 +13,7 @@
 #include "model/architecture/blocks.h"
 #include "model/decoder.h"
 #include "model/model.h"
+#include "model/reference_logits.h"
 #include "support.h"
 
 namespace w4q::model {
@@ -168,12 +169,6 @@ std::vector<float> logits_of(const ArchitectureRow& row, std::string_view suffix
   return logits;
 }
 
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(double{a[i]} - b[i]));
-  return largest;
-}
-
 /// fp32 sums in another rounding; logits are about 1, changes that the tests would miss are 100 times larger.
 constexpr double bound = 1e-4;
 const auto same = [](float value) { return value; };
@@ -183,8 +178,8 @@ TEST(Blocks, NormsMayBeStoredAsWhatTheyDifferFromOneBy) {
   row.norm_offset = 1;
   const auto expected = logits_of(architecture_row("llama"), "", same);
   const auto below_one = [](float value) { return value - 1; };
-  EXPECT_LT(largest_difference(logits_of(row, "norm.weight", below_one), expected), bound);
-  EXPECT_GT(largest_difference(logits_of(row, "", same), expected), 100 * bound);
+  EXPECT_LT(test::largest_difference(logits_of(row, "norm.weight", below_one), expected), bound);
+  EXPECT_GT(test::largest_difference(logits_of(row, "", same), expected), 100 * bound);
 }
 
 TEST(Blocks, AttentionMayHaveAScaleOfItsOwn) {
@@ -195,8 +190,9 @@ TEST(Blocks, AttentionMayHaveAScaleOfItsOwn) {
     return blocks;
   };
   const auto expected = logits_of(architecture_row("llama"), "q_proj", [](float value) { return value / 4; });
-  EXPECT_LT(largest_difference(logits_of(row, "", same), expected), bound);
-  EXPECT_GT(largest_difference(logits_of(row, "q_proj", [](float value) { return value * 0; }), expected), 100 * bound);
+  EXPECT_LT(test::largest_difference(logits_of(row, "", same), expected), bound);
+  EXPECT_GT(test::largest_difference(logits_of(row, "q_proj", [](float value) { return value * 0; }), expected),
+            100 * bound);
 }
 
 TEST(Blocks, LayersMayHaveRotaryEmbeddingsOfTheirOwn) {
@@ -213,8 +209,8 @@ TEST(Blocks, LayersMayHaveRotaryEmbeddingsOfTheirOwn) {
   };
   const auto of_none = logits_of(none, "", same), of_first = logits_of(first, "", same);
   const auto of_all = logits_of(all, "", same);
-  EXPECT_GT(largest_difference(of_none, of_first), 100 * bound);
-  EXPECT_GT(largest_difference(of_first, of_all), 100 * bound);
+  EXPECT_GT(test::largest_difference(of_none, of_first), 100 * bound);
+  EXPECT_GT(test::largest_difference(of_first, of_all), 100 * bound);
 }
 
 }  // namespace

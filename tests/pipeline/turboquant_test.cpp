@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Packed = std::shared_ptr<const formats::PackedLinear>;
 
-std::string bytes_of_file(const fs::path& path) { return io::read_file(path, 1 << 28); }
+std::string bytes_of_large_file(const fs::path& path) { return io::read_file(path, 1 << 28); }
 
 class TurboQuant : public ::testing::Test {
  protected:
@@ -72,7 +72,8 @@ TEST_F(TurboQuant, ThereAndBackIsByteForByte) {
     EXPECT_FALSE(is_turboquant(folder_ / (name + "-own")));
     convert(folder_ / (name + "-own"), folder_ / (name + "-again"), "turboquant");
     for (const char* file : {"model.safetensors", "non_quantized.safetensors", "turboquant_config.json"}) {
-      EXPECT_EQ(bytes_of_file(first / file), bytes_of_file(folder_ / (name + "-again") / file)) << name << " " << file;
+      EXPECT_EQ(bytes_of_large_file(first / file), bytes_of_large_file(folder_ / (name + "-again") / file))
+          << name << " " << file;
     }
     const auto config = io::read_json(first / turboquant_config_file);
     EXPECT_EQ(config["rotation_strategy"], shared ? "shared" : "different");

@@ -16,8 +16,8 @@ namespace {
 using test::RandomMatrix;
 
 /// Activations whose channel `loud` is `factor` times as large as the others, and weights.
-struct Layer {
-  Layer(int64_t n, int64_t k, uint64_t seed, int64_t loud = -1, float factor = 1)
+struct ScaledLayer {
+  ScaledLayer(int64_t n, int64_t k, uint64_t seed, int64_t loud = -1, float factor = 1)
       : weight(n, k, seed), inputs(600, k, seed + 1), statistics(make_statistics(k, true)) {
     for (int64_t r = 0; loud >= 0 && r < inputs.rows; ++r) inputs.view().row(r)[loud] *= factor;
     add_rows(statistics, inputs, "x");
@@ -58,7 +58,7 @@ struct Layer {
 Rounding int4(int64_t k) { return rounding_of(formats::parse_scheme("int4-g32-f16-asym"), k, {}); }
 
 /// Rounds the weights under scales and undoes them.
-std::vector<float> rounded(const Layer& layer, const std::vector<float>& scales) {
+std::vector<float> rounded(const ScaledLayer& layer, const std::vector<float>& scales) {
   RandomMatrix w = layer.weight;
   const auto at = [&](int64_t c) { return scales.empty() ? 1.0f : scales[static_cast<size_t>(c)]; };
   for (int64_t r = 0; r < w.rows; ++r)
@@ -73,7 +73,7 @@ std::vector<float> rounded(const Layer& layer, const std::vector<float>& scales)
 constexpr double gram_precision = 1e-4;
 
 TEST(Awq, ErrorThroughTheGramMatrixIsTheErrorOfTheOutputs) {
-  const Layer layer(70, 96, 11, 5, 30.0f);
+  const ScaledLayer layer(70, 96, 11, 5, 30.0f);
   const auto values = rounded(layer, {});
   std::vector<float> difference(values.size());
   for (size_t i = 0; i < values.size(); ++i) difference[i] = layer.weight.values[i] - values[i];
@@ -82,7 +82,7 @@ TEST(Awq, ErrorThroughTheGramMatrixIsTheErrorOfTheOutputs) {
 }
 
 TEST(Awq, LoudChannelIsScaledUpAndTheErrorFalls) {
-  const Layer layer(70, 96, 12, 5, 40.0f);
+  const ScaledLayer layer(70, 96, 12, 5, 40.0f);
   const AwqLinear linear{layer.weight, int4(96)};
   const auto found = search_scales({&linear, 1}, layer.input());
   EXPECT_GT(found.point.alpha, 0.0);
@@ -96,7 +96,7 @@ TEST(Awq, LoudChannelIsScaledUpAndTheErrorFalls) {
 }
 
 TEST(Awq, SearchPicksTheBestOfItsPoints) {
-  const Layer layer(64, 96, 13, 7, 15.0f);
+  const ScaledLayer layer(64, 96, 13, 7, 15.0f);
   const AwqLinear linear{layer.weight, int4(96)};
   const auto magnitudes = layer.magnitudes(32);
   for (const bool by_weights : {false, true}) {
@@ -126,7 +126,7 @@ TEST(Awq, MagnitudesAreSharesOfABlocksLargest) {
 
 /// A channel with large weights that was made up for by quiet activations: what outliers moved by scales look like.
 TEST(Awq, SmallWeightsOfLoudChannelsAreFoundByTheirSize) {
-  Layer layer(64, 96, 21, 7, 32.0f);
+  ScaledLayer layer(64, 96, 21, 7, 32.0f);
   for (int64_t r = 0; r < 64; ++r) layer.weight.view().row(r)[7] /= 32;
   const AwqLinear linear{layer.weight, int4(96)};
   const auto magnitudes = layer.magnitudes(32);
@@ -140,7 +140,7 @@ TEST(Awq, SmallWeightsOfLoudChannelsAreFoundByTheirSize) {
 
 /// Weights that the scheme holds exactly have no error without scales, so nothing may be scaled.
 TEST(Awq, ExactWeightsStayAsTheyAre) {
-  Layer layer(8, 64, 14, 3, 50.0f);
+  ScaledLayer layer(8, 64, 14, 3, 50.0f);
   for (size_t i = 0; i < layer.weight.values.size(); ++i) layer.weight.values[i] = static_cast<float>(i % 16);
   const AwqLinear linear{layer.weight, int4(64)};
   const auto found = search_scales({&linear, 1}, layer.input());
@@ -150,7 +150,7 @@ TEST(Awq, ExactWeightsStayAsTheyAre) {
 }
 
 TEST(Awq, SharedChannelsGetOneScale) {
-  Layer layer(32, 64, 15, 3, 50.0f);
+  ScaledLayer layer(32, 64, 15, 3, 50.0f);
   for (int32_t c = 0; c < 64; ++c) layer.shared.push_back(c % 16);
   const auto magnitudes = layer.magnitudes(32);
   AwqInput input = layer.input();
@@ -163,7 +163,7 @@ TEST(Awq, SharedChannelsGetOneScale) {
 }
 
 TEST(Awq, SilentChannelsKeepAPositiveScale) {
-  const Layer layer(8, 32, 16, 9, 0.0f);
+  const ScaledLayer layer(8, 32, 16, 9, 0.0f);
   for (const double alpha : {0.0, 0.5, 0.95}) {
     for (const float scale : awq_scales_at(layer.input(), {alpha})) EXPECT_TRUE(std::isnormal(scale) && scale > 0);
   }
@@ -172,14 +172,14 @@ TEST(Awq, SilentChannelsKeepAPositiveScale) {
 /// The product of two scales leaves the range of fp32 before the scales do.
 TEST(Awq, ActivationsOfAnySizeGiveFiniteScales) {
   for (const float factor : {1e-30f, 1e30f}) {
-    Layer layer(8, 32, 17, 9, 40.0f);
+    ScaledLayer layer(8, 32, 17, 9, 40.0f);
     for (float& value : layer.mean_abs) value *= factor;
     for (const float scale : awq_scales_at(layer.input(), {0.95})) EXPECT_TRUE(std::isnormal(scale) && scale > 0);
   }
 }
 
 TEST(Awq, ClipNeverAddsErrorAndTellsTheTruth) {
-  Layer layer(70, 96, 17);
+  ScaledLayer layer(70, 96, 17);
   // A far-out weight in every block: clipping pays.
   for (int64_t r = 0; r < 70; ++r)
     for (int64_t c = 0; c < 96; c += 32) layer.weight.view().row(r)[c] *= 4;
@@ -194,7 +194,7 @@ TEST(Awq, ClipNeverAddsErrorAndTellsTheTruth) {
 }
 
 TEST(Awq, ClipOfExactWeightsDoesNothing) {
-  Layer layer(8, 64, 18);
+  ScaledLayer layer(8, 64, 18);
   for (size_t i = 0; i < layer.weight.values.size(); ++i) layer.weight.values[i] = static_cast<float>(i % 16);
   RandomMatrix weight = layer.weight;
   const auto clip = search_clip(weight, layer.gram_view(), int4(64));
@@ -203,7 +203,7 @@ TEST(Awq, ClipOfExactWeightsDoesNothing) {
 }
 
 TEST(Awq, SymmetricSchemesAreClippedOnBothSides) {
-  const Layer layer(40, 64, 19);
+  const ScaledLayer layer(40, 64, 19);
   RandomMatrix weight = layer.weight;
   const auto rounding = rounding_of(formats::parse_scheme("int3-g32-f16"), 64, {});
   EXPECT_TRUE(rounding.symmetric);
@@ -213,7 +213,7 @@ TEST(Awq, SymmetricSchemesAreClippedOnBothSides) {
 }
 
 TEST(Awq, DoesNotDependOnThreads) {
-  const Layer layer(200, 96, 20, 5, 20.0f);
+  const ScaledLayer layer(200, 96, 20, 5, 20.0f);
   const AwqLinear linear{layer.weight, int4(96)};
   const auto run = [&](int count) {
     set_threads(count);

@@ -17,7 +17,7 @@ namespace {
 using formats::PlaneRole;
 using formats::Scheme;
 
-Scheme kbit(int bits) { return {formats::SchemeFamily::kbit, bits, 32, formats::ScaleType::e4m4}; }
+Scheme kbit_of_bnb(int bits) { return {formats::SchemeFamily::kbit, bits, 32, formats::ScaleType::e4m4}; }
 
 QuantizeResult quantize(const TensorView& view, const Scheme& scheme, QuantizeOptions options = {}) {
   options.bnb_compatible = true;
@@ -31,7 +31,7 @@ TEST_P(Bnb, ReproducesTheGoldenBytes) {
   const auto golden =
       io::Checkpoint::open(test::testdata() / "golden" / ("bnb_kbit_k" + std::to_string(GetParam()) + ".safetensors"));
   const auto input = golden.load("in.weight");
-  const QuantizeResult result = quantize(input.view(), kbit(GetParam()));
+  const QuantizeResult result = quantize(input.view(), kbit_of_bnb(GetParam()));
   const auto expect_bytes = [&](PlaneRole role, std::string_view tensor) {
     const auto expected = golden.load(tensor);
     EXPECT_TRUE(std::ranges::equal(result.weight.plane(role).bytes.bytes(), expected->bytes)) << tensor;
@@ -71,7 +71,7 @@ TEST_P(Bnb, ChoosesTheFirstNearestEntry) {
     }
   }
   const TensorView view{"w", DType::f32, {1, 4096}, bytes_of(values)};
-  const QuantizeResult result = quantize(view, kbit(GetParam()));
+  const QuantizeResult result = quantize(view, kbit_of_bnb(GetParam()));
   const auto words = result.weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
   const auto scales = result.weight.plane(PlaneRole::scales).bytes.as<uint8_t>();
   const auto bits = static_cast<size_t>(GetParam());
@@ -89,20 +89,21 @@ TEST(BnbOptions, RefuseWhatTheFormatDoesNotHave) {
   const std::vector<float> values(96, 0.5f);
   const TensorView whole{"up.weight", DType::f32, {3, 32}, bytes_of(values)};
   const TensorView ragged{"up.weight", DType::f32, {2, 48}, bytes_of(values)};
-  Scheme f16 = kbit(4);
+  Scheme f16 = kbit_of_bnb(4);
   f16.scale = formats::ScaleType::f16;
   test::expect_error(ErrorCode::unsupported, {"up.weight", "f16"}, [&] { quantize(whole, f16); });
-  test::expect_error(ErrorCode::unsupported, {"up.weight", "48", "nearest: 64"}, [&] { quantize(ragged, kbit(4)); });
+  test::expect_error(ErrorCode::unsupported, {"up.weight", "48", "nearest: 64"},
+                     [&] { quantize(ragged, kbit_of_bnb(4)); });
   QuantizeOptions options;
   options.table = formats::codebook("nf", 4);
-  test::expect_error(ErrorCode::unsupported, {"table"}, [&] { quantize(whole, kbit(4), options); });
+  test::expect_error(ErrorCode::unsupported, {"table"}, [&] { quantize(whole, kbit_of_bnb(4), options); });
 }
 
 TEST(BnbOptions, ScalesAbove31AreCounted) {
   std::vector<float> values(64, 40.0f);
   values[40] = -1e-12f;
   const TensorView view{"w", DType::f32, {1, 64}, bytes_of(values)};
-  const QuantizeResult result = quantize(view, kbit(4));
+  const QuantizeResult result = quantize(view, kbit_of_bnb(4));
   EXPECT_EQ(result.stats.saturated_scales, 2);
   EXPECT_EQ(result.stats.range_exponent, 0);
   EXPECT_EQ(result.weight.plane(PlaneRole::scales).bytes.as<uint8_t>()[0], 0xF4);  // the peer's 40 reads as 20

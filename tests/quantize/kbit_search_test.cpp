@@ -21,7 +21,7 @@ using formats::ScaleType;
 using formats::Scheme;
 using test::expect_error;
 
-Scheme kbit(int bits, std::string_view scale = "e4m4") {
+Scheme kbit_searched(int bits, std::string_view scale = "e4m4") {
   return formats::parse_scheme("kbit" + std::to_string(bits) + "-b32-" + std::string(scale));
 }
 
@@ -152,13 +152,13 @@ TEST(KbitSearch, NormalWeightsReachTheirSqnr) {
   const auto values = test::sample(test::distributions[0], n, k, 5);
   const double wanted[] = {9.7, 15.9, 22.2, 28.1};
   for (int bits = 2; bits <= 5; ++bits) {
-    const auto plain = quantize(values, n, k, kbit(bits), {});
-    const auto searched = quantize(values, n, k, kbit(bits), options_of(Scales::search, false));
+    const auto plain = quantize(values, n, k, kbit_searched(bits), {});
+    const auto searched = quantize(values, n, k, kbit_searched(bits), options_of(Scales::search, false));
     auto learning = options_of(Scales::search, true);
     const std::vector<float> alike(k, 1.0f);
     const CalibratedInput input{alike};
     learning.input = &input;
-    const auto learned = quantize(values, n, k, kbit(bits), learning);
+    const auto learned = quantize(values, n, k, kbit_searched(bits), learning);
     const double decibels[] = {test::sqnr(values, test::decode(plain.weight)),
                                test::sqnr(values, test::decode(searched.weight)),
                                test::sqnr(values, test::decode(learned.weight))};
@@ -174,8 +174,8 @@ TEST(KbitSearch, BlindLearningMustBeWorthIt) {
   constexpr int64_t n = 256, k = 512;
   const auto values = test::sample(test::distributions[0], n, k, 5);
   for (int bits = 2; bits <= 4; ++bits) {
-    const auto searched = quantize(values, n, k, kbit(bits), options_of(Scales::search, false));
-    const auto learned = quantize(values, n, k, kbit(bits), options_of(Scales::search, true));
+    const auto searched = quantize(values, n, k, kbit_searched(bits), options_of(Scales::search, false));
+    const auto learned = quantize(values, n, k, kbit_searched(bits), options_of(Scales::search, true));
     EXPECT_EQ(bytes_equal(searched.weight, learned.weight), bits < 4) << bits;
   }
 }
@@ -185,7 +185,7 @@ TEST(KbitSearch, NeverWorseThanAbsmaxAndAlwaysValid) {
   for (const auto& distribution : test::distributions) {
     const auto values = test::sample(distribution, n, k);
     for (const char* scale : {"e4m4", "f16"}) {
-      const Scheme scheme = kbit(3, scale);
+      const Scheme scheme = kbit_searched(3, scale);
       const auto plain = test::decode(quantize(values, n, k, scheme, {}).weight);
       for (const bool learn : {false, true}) {
         const auto result = quantize(values, n, k, scheme, options_of(Scales::search, learn));
@@ -205,9 +205,9 @@ TEST(KbitSearch, BytesDoNotDependOnThreads) {
   constexpr int64_t n = 200, k = 70;
   const auto values = test::sample(test::distributions[3], n, k);
   set_threads(1);
-  const auto one = quantize(values, n, k, kbit(4), options_of(Scales::search, true));
+  const auto one = quantize(values, n, k, kbit_searched(4), options_of(Scales::search, true));
   set_threads(3);
-  const auto three = quantize(values, n, k, kbit(4), options_of(Scales::search, true));
+  const auto three = quantize(values, n, k, kbit_searched(4), options_of(Scales::search, true));
   set_threads(0);
   EXPECT_TRUE(bytes_equal(one.weight, three.weight));
 }
@@ -220,9 +220,9 @@ TEST(KbitSearch, WeightsFollowTheChannels) {
   for (size_t c = 0; c < squares.size(); c += 8) squares[c] = 100;
   const CalibratedInput input{squares};
   auto options = options_of(Scales::search, true);
-  const auto plain = test::decode(quantize(values, n, k, kbit(3), options).weight);
+  const auto plain = test::decode(quantize(values, n, k, kbit_searched(3), options).weight);
   options.input = &input;
-  const auto weighted = test::decode(quantize(values, n, k, kbit(3), options).weight);
+  const auto weighted = test::decode(quantize(values, n, k, kbit_searched(3), options).weight);
   const auto error = [&](const std::vector<float>& decoded) {
     double sum = 0;
     for (size_t i = 0; i < decoded.size(); ++i) {
@@ -239,7 +239,7 @@ TEST(KbitSearch, RefusesBitsandbytesMode) {
   auto options = options_of(Scales::search, false);
   options.bnb_compatible = true;
   expect_error(ErrorCode::unsupported, {"bitsandbytes", "searched scales"},
-               [&] { quantize(values, 2, 32, kbit(4), options); });
+               [&] { quantize(values, 2, 32, kbit_searched(4), options); });
   expect_error(ErrorCode::bad_argument, {"rtn", "searched scales"}, [&] {
     quantizer_row("rtn").run({"w", DType::f32, {2, 32}, bytes_of(values)}, formats::parse_scheme("int4-g32-f16"),
                              options_of(Scales::search, false));

@@ -15,11 +15,11 @@ using formats::parse_scheme;
 using formats::Rotation;
 using formats::Scheme;
 
-constexpr int64_t n = 48, k = 416;  // three whole groups of 128 and a tail of 32
+constexpr int64_t packed_outputs = 48, packed_inputs = 416;  // three whole groups of 128 and a tail of 32
 
 struct Weight {
-  std::vector<float> values = test::sample(test::distributions[1], n, k);
-  TensorView view() const { return {"w", DType::f32, {n, k}, bytes_of(values)}; }
+  std::vector<float> values = test::sample(test::distributions[1], packed_outputs, packed_inputs);
+  TensorView view() const { return {"w", DType::f32, {packed_outputs, packed_inputs}, bytes_of(values)}; }
 };
 
 QuantizeResult round_pass(const TensorView& view, const Scheme& scheme) {
@@ -29,7 +29,7 @@ QuantizeResult round_pass(const TensorView& view, const Scheme& scheme) {
 double quality(const std::vector<Pass>& passes, const Weight& weight = {}) {
   const auto result = quantize_passes(weight.view(), passes, round_pass);
   std::vector<float> decoded(weight.values.size());
-  kernels::dequantize_rows(result.linear, 0, MatrixView<float>(decoded.data(), n, k));
+  kernels::dequantize_rows(result.linear, 0, MatrixView<float>(decoded.data(), packed_outputs, packed_inputs));
   return test::sqnr(weight.values, decoded);
 }
 
@@ -72,13 +72,13 @@ TEST(Passes, UnrotatedPassesHaveNoRotations) {
   const auto result = quantize_passes(weight.view(), passes, round_pass);
   EXPECT_TRUE(result.linear.rotations.empty());
   EXPECT_EQ(result.linear.passes.size(), 2u);
-  EXPECT_EQ(result.stats.blocks, n * 4 + n * 13);
+  EXPECT_EQ(result.stats.blocks, packed_outputs * 4 + packed_outputs * 13);
 }
 
 /// After a rotation every column of the block would be at fault.
 TEST(Passes, NameThePlaceOfWhatIsNotFinite) {
   Weight weight;
-  weight.values[2 * k + 130] = std::numeric_limits<float>::infinity();
+  weight.values[2 * packed_inputs + 130] = std::numeric_limits<float>::infinity();
   test::expect_error(ErrorCode::bad_file, {"w", "2", "130"}, [&] {
     quantize_passes(weight.view(), plan_passes(parse_scheme("rotated4-d128"), {}, {}), round_pass);
   });

@@ -19,8 +19,8 @@ using formats::PackedWeight;
 using formats::parse_scheme;
 using formats::Scheme;
 
-constexpr int64_t n = 9;
-constexpr int64_t k = 301;
+constexpr int64_t ragged_outputs = 9;
+constexpr int64_t ragged_inputs = 301;
 
 QuantizeOptions with(Clip clip) {
   QuantizeOptions options;
@@ -29,7 +29,8 @@ QuantizeOptions with(Clip clip) {
 }
 
 QuantizeResult quantize(const std::vector<float>& values, const Scheme& scheme, Clip clip = Clip::min_max) {
-  return quantizer_row("rtn").run({"layers.0.up", DType::f32, {n, k}, bytes_of(values)}, scheme, with(clip));
+  return quantizer_row("rtn").run({"layers.0.up", DType::f32, {ragged_outputs, ragged_inputs}, bytes_of(values)},
+                                  scheme, with(clip));
 }
 
 std::vector<Scheme> schemes() {
@@ -52,10 +53,10 @@ double squared_error(const std::vector<float>& values, const std::vector<float>&
 TEST(Rtn, FakeQuantizingIsQuantizingAndDecoding) {
   for (const Scheme& scheme : schemes()) {
     for (const auto& distribution : test::distributions) {
-      const std::vector<float> values = test::sample(distribution, n, k);
+      const std::vector<float> values = test::sample(distribution, ragged_outputs, ragged_inputs);
       for (const Clip clip : {Clip::min_max, Clip::mse}) {
         std::vector<float> rounded = values;
-        fake_quantize(scheme, {rounded.data(), n, k}, clip);
+        fake_quantize(scheme, {rounded.data(), ragged_outputs, ragged_inputs}, clip);
         EXPECT_EQ(rounded, test::decode(quantize(values, scheme, clip).weight))
             << to_string(scheme) << " " << distribution.name;
       }
@@ -65,18 +66,18 @@ TEST(Rtn, FakeQuantizingIsQuantizingAndDecoding) {
 
 TEST(Rtn, FakeQuantizesColumnsOfALargerMatrix) {
   const Scheme scheme = parse_scheme("int4-g64-f16-asym");
-  const std::vector<float> values = test::sample(test::distributions[0], n, k);
+  const std::vector<float> values = test::sample(test::distributions[0], ragged_outputs, ragged_inputs);
   const std::vector<float> whole = test::decode(quantize(values, scheme).weight);
   std::vector<float> part = values;
-  fake_quantize(scheme, {part.data() + 64, n, 128, k});
+  fake_quantize(scheme, {part.data() + 64, ragged_outputs, 128, ragged_inputs});
   for (size_t i = 0; i < part.size(); ++i) {
-    const bool inside = i % k >= 64 && i % k < 192;
+    const bool inside = i % ragged_inputs >= 64 && i % ragged_inputs < 192;
     EXPECT_EQ(part[i], inside ? whole[i] : values[i]);
   }
 }
 
 TEST(Rtn, BytesDoNotDependOnThreadsOrInstructionSet) {
-  const std::vector<float> values = test::sample(test::distributions[0], n, k);
+  const std::vector<float> values = test::sample(test::distributions[0], ragged_outputs, ragged_inputs);
   for (const Scheme& scheme : schemes()) {
     const PackedWeight expected = quantize(values, scheme, Clip::mse).weight;
     for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
@@ -99,7 +100,7 @@ TEST(Rtn, ClippingLessensTheError) {
   for (const Scheme& scheme : schemes()) {
     for (std::string_view name : {"normal", "uniform", "heavy tail", "negative", "constant"}) {
       const auto distribution = std::ranges::find(test::distributions, name, &test::Distribution::name);
-      const std::vector<float> values = test::sample(*distribution, n, k);
+      const std::vector<float> values = test::sample(*distribution, ragged_outputs, ragged_inputs);
       const double plain = squared_error(values, test::decode(quantize(values, scheme).weight));
       const double clipped = squared_error(values, test::decode(quantize(values, scheme, Clip::mse).weight));
       EXPECT_LE(clipped, plain * (1 + 1e-6)) << to_string(scheme) << " " << name;
@@ -111,36 +112,36 @@ TEST(Rtn, ClippingLessensTheError) {
 }
 
 TEST(Rtn, CountsWhatHappensToGroups) {
-  std::vector<float> values(n * k, 0.0f);
-  values[0] = 1e9f;            // row 0, group 0: larger than 15 steps of 65504
-  values[128] = 1e-6f;         // row 0, group 1: a subnormal scale
-  values[2 * k + 5] = -0.25f;  // row 2, group 0
+  std::vector<float> values(ragged_outputs * ragged_inputs, 0.0f);
+  values[0] = 1e9f;                        // row 0, group 0: larger than 15 steps of 65504
+  values[128] = 1e-6f;                     // row 0, group 1: a subnormal scale
+  values[2 * ragged_inputs + 5] = -0.25f;  // row 2, group 0
   const auto result = quantize(values, parse_scheme("int4-g128-f16-asym"));
-  EXPECT_EQ(result.stats.blocks, n * 3);
-  EXPECT_EQ(result.stats.zero_blocks, n * 3 - 3);
+  EXPECT_EQ(result.stats.blocks, ragged_outputs * 3);
+  EXPECT_EQ(result.stats.zero_blocks, ragged_outputs * 3 - 3);
   EXPECT_EQ(result.stats.saturated_scales, 1);
   EXPECT_EQ(result.stats.subnormal_scales, 1);
 }
 
 TEST(Rtn, RefusesTheFirstValueThatIsNotFinite) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-    std::vector<float> values = test::sample(test::distributions[0], n, k);
-    values[3 * k + 300] = bad;
-    values[7 * k + 2] = bad;
+    std::vector<float> values = test::sample(test::distributions[0], ragged_outputs, ragged_inputs);
+    values[3 * ragged_inputs + 300] = bad;
+    values[7 * ragged_inputs + 2] = bad;
     test::expect_error(ErrorCode::bad_file, {"layers.0.up", "row 3, column 300"},
                        [&] { quantize(values, parse_scheme("int4-g128-f16")); });
   }
 }
 
 TEST(Rtn, RefusesSchemesAndOptionsOfOthers) {
-  const std::vector<float> values(n * k, 1.0f);
-  const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
+  const std::vector<float> values(ragged_outputs * ragged_inputs, 1.0f);
+  const TensorView view{"w", DType::f32, {ragged_outputs, ragged_inputs}, bytes_of(values)};
   for (std::string_view name : {"kbit4-b32-e4m4", "lut4-b64-f32", "int4-g128-f16-actorder"}) {
     test::expect_error(ErrorCode::bad_argument, {"rtn cannot quantize to", name},
                        [&] { quantizer_row("rtn").run(view, parse_scheme(name), {}); });
     std::vector<float> copy = values;
     test::expect_error(ErrorCode::bad_argument, {name}, [&] {
-      fake_quantize(parse_scheme(name), {copy.data(), n, k});
+      fake_quantize(parse_scheme(name), {copy.data(), ragged_outputs, ragged_inputs});
     });
   }
   QuantizeOptions options;

@@ -17,11 +17,11 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::Scheme;
 
-constexpr int64_t n = 130, k = 256;
+constexpr int64_t float_outputs = 130, float_inputs = 256;
 
-struct Matrix {
-  std::vector<float> values = test::sample(test::distributions[0], n, k);
-  TensorView view() const { return {"w", DType::f32, {n, k}, bytes_of(values)}; }
+struct FloatMatrix {
+  std::vector<float> values = test::sample(test::distributions[0], float_outputs, float_inputs);
+  TensorView view() const { return {"w", DType::f32, {float_outputs, float_inputs}, bytes_of(values)}; }
 };
 
 QuantizeOptions searched() {
@@ -30,7 +30,7 @@ QuantizeOptions searched() {
   return options;
 }
 
-PackedWeight quantized(const Matrix& matrix, std::string_view scheme, const QuantizeOptions& options = {}) {
+PackedWeight quantized(const FloatMatrix& matrix, std::string_view scheme, const QuantizeOptions& options = {}) {
   return quantizer_row("float").run(matrix.view(), formats::parse_scheme(scheme), options).weight;
 }
 
@@ -38,12 +38,13 @@ std::vector<float> decoded(const PackedWeight& weight) {
   std::vector<float> result(static_cast<size_t>(weight.n * weight.k));
   for (int64_t r = 0; r < weight.n; ++r) {
     formats::scheme_row(weight.scheme.family)
-        .decode_row(weight, r, std::span(result).subspan(static_cast<size_t>(r * weight.k), static_cast<size_t>(k)));
+        .decode_row(weight, r,
+                    std::span(result).subspan(static_cast<size_t>(r * weight.k), static_cast<size_t>(float_inputs)));
   }
   return result;
 }
 
-double error(const Matrix& matrix, const PackedWeight& weight) {
+double error(const FloatMatrix& matrix, const PackedWeight& weight) {
   const auto values = decoded(weight);
   double sum = 0;
   for (size_t i = 0; i < values.size(); ++i) sum += std::pow(double{values[i]} - double{matrix.values[i]}, 2);
@@ -52,7 +53,7 @@ double error(const Matrix& matrix, const PackedWeight& weight) {
 
 /// Of normal weights; a power of two leaves little to choose.
 TEST(SmallFloat, SearchLessensTheError) {
-  const Matrix matrix;
+  const FloatMatrix matrix;
   for (const auto& [name, share] : {std::pair{"nvfp4", 0.9}, {"mxfp4", 1.0}, {"fp8-block128", 1.0}}) {
     EXPECT_LT(error(matrix, quantized(matrix, name, searched())), share * error(matrix, quantized(matrix, name)))
         << name << " " << error(matrix, quantized(matrix, name, searched())) / error(matrix, quantized(matrix, name));
@@ -60,7 +61,7 @@ TEST(SmallFloat, SearchLessensTheError) {
 }
 
 TEST(SmallFloat, SearchedScalesAreNeverZero) {
-  Matrix matrix;
+  FloatMatrix matrix;
   for (size_t i = 0; i < 4096; ++i) matrix.values[i] *= 1e-9f;
   std::fill_n(matrix.values.begin() + 8192, 512, 0.0f);
   for (const Scheme& scheme : formats::scheme_row(formats::SchemeFamily::small_float).schemes()) {
@@ -75,7 +76,7 @@ TEST(SmallFloat, SearchedScalesAreNeverZero) {
 
 /// Linears that are fused have one factor: what it is does not change which weights are told apart.
 TEST(SmallFloat, TakesAFactorFromOutside) {
-  const Matrix matrix;
+  const FloatMatrix matrix;
   const PackedWeight own = quantized(matrix, "nvfp4");
   QuantizeOptions options;
   options.tensor_factor = 4 * formats::tensor_factor(own);
@@ -86,24 +87,24 @@ TEST(SmallFloat, TakesAFactorFromOutside) {
 
 /// What searches of AWQ see is what the quantizer stores.
 TEST(SmallFloat, RoundingEqualsQuantizing) {
-  Matrix matrix;
+  FloatMatrix matrix;
   for (const Scheme& scheme : formats::scheme_row(formats::SchemeFamily::small_float).schemes()) {
     std::vector<float> rounded = matrix.values;
-    rounding_of(scheme, k, {}).round({rounded.data(), n, k});
+    rounding_of(scheme, float_inputs, {}).round({rounded.data(), float_outputs, float_inputs});
     EXPECT_EQ(rounded, decoded(quantized(matrix, formats::to_string(scheme)))) << formats::to_string(scheme);
   }
 }
 
 TEST(SmallFloat, RefusesWhatItHasNot) {
-  const Matrix matrix;
+  const FloatMatrix matrix;
   QuantizeOptions options;
   options.codebook = "nf";
   test::expect_error(ErrorCode::bad_argument, {"codebook"}, [&] { quantized(matrix, "nvfp4", options); });
   options = {};
   options.steps = {{StepKind::clip}};
   test::expect_error(ErrorCode::bad_argument, {"range to clip"}, [&] { quantized(matrix, "mxfp4", options); });
-  Matrix broken;
-  broken.values[3 * k + 5] = NAN;
+  FloatMatrix broken;
+  broken.values[3 * float_inputs + 5] = NAN;
   test::expect_error(ErrorCode::bad_file, {"w", "3", "5"}, [&] { quantized(broken, "nvfp4"); });
 }
 

@@ -17,7 +17,7 @@ using formats::Scheme;
 using formats::SchemeFamily;
 using test::Layer;
 
-constexpr double damping = 0.01;
+constexpr double sides_damping = 0.01;
 
 /// A layer, and what errors of its outputs cost.
 struct Sides {
@@ -27,8 +27,8 @@ struct Sides {
   MatrixView<const float> outputs_view() const { return {outputs.data(), layer.n, layer.n}; }
 
   QuantizeResult round(const Scheme& scheme, bool both, QuantizeOptions options = {}) const {
-    const ErrorFactor inputs(layer.gram_view(), feedback_block(scheme, layer.k), damping, "w");
-    const ErrorFactor costs(outputs_view(), 1, damping, "w");
+    const ErrorFactor inputs(layer.gram_view(), feedback_block(scheme, layer.k), sides_damping, "w");
+    const ErrorFactor costs(outputs_view(), 1, sides_damping, "w");
     std::vector<float> squares;
     for (int64_t c = 0; c < layer.k; ++c) squares.push_back(layer.gram_view().row(c)[c]);
     CalibratedInput input{.mean_squares = squares, .feedback = &inputs, .gram = layer.gram_view()};
@@ -50,7 +50,7 @@ struct Sides {
       std::vector<float> result(gram.data, gram.data + gram.rows * gram.cols);
       float mean = 0;
       for (int64_t i = 0; i < gram.rows; ++i) mean += gram.row(i)[i] / static_cast<float>(gram.rows);
-      for (int64_t i = 0; i < gram.rows; ++i) result[static_cast<size_t>(i * gram.rows + i)] += damping * mean;
+      for (int64_t i = 0; i < gram.rows; ++i) result[static_cast<size_t>(i * gram.rows + i)] += sides_damping * mean;
       return result;
     };
     const auto inputs = damped(layer.gram_view()), costs = damped(outputs_view());
@@ -147,7 +147,8 @@ TEST(TwoSided, IsOneSidedFeedbackOfMovedRows) {
   const Sides sides(70, 300, 5);
   const Scheme scheme = formats::parse_scheme("int4-g32-f16");
   const auto both = test::decode(sides.round(scheme, true).weight);
-  const ErrorFactor inputs(sides.layer.gram_view(), 32, damping, "w"), costs(sides.outputs_view(), 1, damping, "w");
+  const ErrorFactor inputs(sides.layer.gram_view(), 32, sides_damping, "w"),
+      costs(sides.outputs_view(), 1, sides_damping, "w");
   const CalibratedInput input{.mean_squares = {}, .feedback = &inputs};
   QuantizeOptions options;
   options.input = &input;
@@ -195,8 +196,8 @@ TEST(TwoSided, BytesDoNotDependOnThreads) {
 
 TEST(TwoSided, RefusesAFactorOfOtherOutputs) {
   const Sides sides(8, 64, 5);
-  const ErrorFactor inputs(sides.layer.gram_view(), 32, damping, "w");
-  const ErrorFactor costs(sides.layer.gram_view(), 1, damping, "w");
+  const ErrorFactor inputs(sides.layer.gram_view(), 32, sides_damping, "w");
+  const ErrorFactor costs(sides.layer.gram_view(), 1, sides_damping, "w");
   const CalibratedInput input{.mean_squares = {}, .feedback = &inputs, .outputs = &costs};
   QuantizeOptions options;
   options.input = &input;

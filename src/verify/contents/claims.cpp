@@ -307,20 +307,21 @@ void inputs_of_fused(const StoredContents& contents, ContentsFindings& findings)
   }
 }
 
-constexpr ContentsRule rules[] = {
-    {"quantization_config says how it is read", false, unnamed_method},
-    {"sym agrees with the zero points", false, symmetry_of_words},
-    {"symmetric agrees with the zero points", false, symmetry_of_groups},
-    {"lists name modules", false, lists_of_modules},
-    {"groups have what they name", false, targets_of_groups},
-    {"inputs have the scales that are promised", false, promised_inputs},
-    {"scales of the cache are there", false, promised_cache},
-    {"scales of the cache are those of a cache", false, sound_cache},
-    {"inputs that are shared have one size", false, inputs_of_fused},
-};
-
 }  // namespace
 
-std::span<const ContentsRule> claim_rules() { return rules; }
+std::span<const ContentsRule> claim_rules() {
+  static constexpr ContentsRule rules[] = {
+      {"quantization_config says how it is read", false, unnamed_method},
+      {"sym agrees with the zero points", false, symmetry_of_words},
+      {"symmetric agrees with the zero points", false, symmetry_of_groups},
+      {"lists name modules", false, lists_of_modules},
+      {"groups have what they name", false, targets_of_groups},
+      {"inputs have the scales that are promised", false, promised_inputs},
+      {"scales of the cache are there", false, promised_cache},
+      {"scales of the cache are those of a cache", false, sound_cache},
+      {"inputs that are shared have one size", false, inputs_of_fused},
+  };
+  return rules;
+}
 
 }  // namespace w4q::verify

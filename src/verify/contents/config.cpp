@@ -311,21 +311,22 @@ void settings_of_groups(const StoredContents& contents, ContentsFindings& findin
     findings.fault("config.json", "says that weights are of the type \"int\", but all that is packed are floats");
 }
 
-constexpr ContentsRule rules[] = {
-    {"activations, rotations and types have names that programs know", false, names_that_programs_have},
-    {"class and type are of one architecture", false, class_and_type},
-    {"rotations have what their readers ask for", false, settings_of_rotations},
-    {"weights have the type that is stated", false, type_of_plain_weights},
-    {"there are positions", false, positions},
-    {"numbers are in their ranges", false, numbers},
-    {"weight files are of a format that is read", false, format_of_files},
-    {"codes have settings", false, codes_without_settings},
-    {"settings of FP8 are those of the codes", false, settings_of_fp8},
-    {"settings of groups are those of the codes", false, settings_of_groups},
-};
-
 }  // namespace
 
-std::span<const ContentsRule> config_rules() { return rules; }
+std::span<const ContentsRule> config_rules() {
+  static constexpr ContentsRule rules[] = {
+      {"activations, rotations and types have names that programs know", false, names_that_programs_have},
+      {"class and type are of one architecture", false, class_and_type},
+      {"rotations have what their readers ask for", false, settings_of_rotations},
+      {"weights have the type that is stated", false, type_of_plain_weights},
+      {"there are positions", false, positions},
+      {"numbers are in their ranges", false, numbers},
+      {"weight files are of a format that is read", false, format_of_files},
+      {"codes have settings", false, codes_without_settings},
+      {"settings of FP8 are those of the codes", false, settings_of_fp8},
+      {"settings of groups are those of the codes", false, settings_of_groups},
+  };
+  return rules;
+}
 
 }  // namespace w4q::verify

@@ -407,21 +407,22 @@ void one_prefix(const StoredContents& contents, ContentsFindings& findings) {
                  concat("has another prefix than the other layers, which begin with ", printable(usual)));
 }
 
-constexpr ContentsRule rules[] = {
-    {"routers have a row for each expert", false, routers},
-    {"no tensor has a shape of its own", false, lone_shapes},
-    {"experts of a mixture have one shape", false, lone_experts},
-    {"what is beside the text model was written", false, zeros_beside_text},
-    {"experts of a stack are several", false, experts_of_stacks},
-    {"blocks of towers are alike", false, tower_blocks},
-    {"codes and scales have one type", true, lone_types},
-    {"towers lead to the text model", false, towers_lead_to_text},
-    {"layers for further tokens are whole", false, further_layers},
-    {"layers have one prefix", false, one_prefix},
-};
-
 }  // namespace
 
-std::span<const ContentsRule> layer_rules() { return rules; }
+std::span<const ContentsRule> layer_rules() {
+  static constexpr ContentsRule rules[] = {
+      {"routers have a row for each expert", false, routers},
+      {"no tensor has a shape of its own", false, lone_shapes},
+      {"experts of a mixture have one shape", false, lone_experts},
+      {"what is beside the text model was written", false, zeros_beside_text},
+      {"experts of a stack are several", false, experts_of_stacks},
+      {"blocks of towers are alike", false, tower_blocks},
+      {"codes and scales have one type", true, lone_types},
+      {"towers lead to the text model", false, towers_lead_to_text},
+      {"layers for further tokens are whole", false, further_layers},
+      {"layers have one prefix", false, one_prefix},
+  };
+  return rules;
+}
 
 }  // namespace w4q::verify

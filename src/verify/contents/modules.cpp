@@ -189,17 +189,18 @@ void further_layers_stand_right(const StoredContents& contents, ContentsFindings
   }
 }
 
-constexpr ContentsRule rules[] = {
-    {"biases have their weights", false, biases_have_weights},
-    {"biases are as long as their weights", false, biases_fit},
-    {"norms are in 16 or 32 bit", false, types_of_norms},
-    {"scales of a kind have one type", false, types_of_scales},
-    {"names are the model's", false, names_of_wrappers},
-    {"layers for further tokens stand as those of the text", false, further_layers_stand_right},
-};
-
 }  // namespace
 
-std::span<const ContentsRule> module_rules() { return rules; }
+std::span<const ContentsRule> module_rules() {
+  static constexpr ContentsRule rules[] = {
+      {"biases have their weights", false, biases_have_weights},
+      {"biases are as long as their weights", false, biases_fit},
+      {"norms are in 16 or 32 bit", false, types_of_norms},
+      {"scales of a kind have one type", false, types_of_scales},
+      {"names are the model's", false, names_of_wrappers},
+      {"layers for further tokens stand as those of the text", false, further_layers_stand_right},
+  };
+  return rules;
+}
 
 }  // namespace w4q::verify

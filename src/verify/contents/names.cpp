@@ -430,24 +430,25 @@ void stacks(const StoredContents& contents, ContentsFindings& findings) {
   }
 }
 
-constexpr ContentsRule rules[] = {
-    {"linears are quantized, or left out by name", true, in_16_bit},
-    {"codes have scales, and scales codes", true, without_scales},
-    {"scales have the shape that their codes need", true, shapes_of_scales},
-    {"config.json states what formats have", true, stated_sizes},
-    {"experts are all there", false, missing_experts},
-    {"layers are all there", false, missing_layers},
-    {"MTP layers, towers and heads are there", false, promised_parts},
-    {"no layer is beyond the last", false, layers_beyond},
-    {"towers have all their blocks", false, missing_tower_blocks},
-    {"lists of what stays in 16 bit name something", false, idle_entries},
-    {"what servers fuse is stored in one way", true, mixed_fused},
-    {"embeddings and head have as many rows as there are tokens", false, vocabulary},
-    {"stacked experts stand as the architecture has them", false, stacks},
-};
-
 }  // namespace
 
-std::span<const ContentsRule> name_rules() { return rules; }
+std::span<const ContentsRule> name_rules() {
+  static constexpr ContentsRule rules[] = {
+      {"linears are quantized, or left out by name", true, in_16_bit},
+      {"codes have scales, and scales codes", true, without_scales},
+      {"scales have the shape that their codes need", true, shapes_of_scales},
+      {"config.json states what formats have", true, stated_sizes},
+      {"experts are all there", false, missing_experts},
+      {"layers are all there", false, missing_layers},
+      {"MTP layers, towers and heads are there", false, promised_parts},
+      {"no layer is beyond the last", false, layers_beyond},
+      {"towers have all their blocks", false, missing_tower_blocks},
+      {"lists of what stays in 16 bit name something", false, idle_entries},
+      {"what servers fuse is stored in one way", true, mixed_fused},
+      {"embeddings and head have as many rows as there are tokens", false, vocabulary},
+      {"stacked experts stand as the architecture has them", false, stacks},
+  };
+  return rules;
+}
 
 }  // namespace w4q::verify

@@ -431,20 +431,21 @@ void tokens_in_range(const StoredContents& contents, ContentsFindings& findings)
   }
 }
 
-constexpr ContentsRule rules[] = {
-    {"no tensor of a layer stands twice", false, layers_twice},
-    {"no role holds another's tensor", false, roles_twice},
-    {"no layer lacks one tensor that all others have", false, one_missing},
-    {"matrices in 16 bit have the size of their role", false, sizes_of_plain},
-    {"codes have signs and reach the end of their range", true, codes_of_floats},
-    {"scales of inputs are positive and all there", false, scales_of_inputs},
-    {"adapters are merged", false, adapters},
-    {"no tensor lies in two files", false, shards_twice},
-    {"tokens that begin and end have rows", false, tokens_in_range},
-};
-
 }  // namespace
 
-std::span<const ContentsRule> peer_rules() { return rules; }
+std::span<const ContentsRule> peer_rules() {
+  static constexpr ContentsRule rules[] = {
+      {"no tensor of a layer stands twice", false, layers_twice},
+      {"no role holds another's tensor", false, roles_twice},
+      {"no layer lacks one tensor that all others have", false, one_missing},
+      {"matrices in 16 bit have the size of their role", false, sizes_of_plain},
+      {"codes have signs and reach the end of their range", true, codes_of_floats},
+      {"scales of inputs are positive and all there", false, scales_of_inputs},
+      {"adapters are merged", false, adapters},
+      {"no tensor lies in two files", false, shards_twice},
+      {"tokens that begin and end have rows", false, tokens_in_range},
+  };
+  return rules;
+}
 
 }  // namespace w4q::verify

@@ -310,16 +310,17 @@ void promised_head(const StoredContents& contents, ContentsFindings& findings) {
   findings.fault("config.json", "says that the head is quantized (\"lm_head\": true), but there is no lm_head.qweight");
 }
 
-constexpr ContentsRule rules[] = {
-    {"groups say what their readers take", false, arguments_of_groups},
-    {"formats of groups are those of the codes", false, formats_of_groups},
-    {"ModelOpt's settings are those of the codes", false, settings_of_modelopt},
-    {"blocks of FP8 are stated", false, blocks_of_fp8},
-    {"a head that is promised is there", false, promised_head},
-};
-
 }  // namespace
 
-std::span<const ContentsRule> setting_rules() { return rules; }
+std::span<const ContentsRule> setting_rules() {
+  static constexpr ContentsRule rules[] = {
+      {"groups say what their readers take", false, arguments_of_groups},
+      {"formats of groups are those of the codes", false, formats_of_groups},
+      {"ModelOpt's settings are those of the codes", false, settings_of_modelopt},
+      {"blocks of FP8 are stated", false, blocks_of_fp8},
+      {"a head that is promised is there", false, promised_head},
+  };
+  return rules;
+}
 
 }  // namespace w4q::verify

@@ -210,19 +210,20 @@ void lone_biases(const StoredContents& contents, ContentsFindings& findings) {
   }
 }
 
-constexpr ContentsRule rules[] = {
-    {"sizes are those that config.json states", false, stated_widths},
-    {"eps of norms is small", false, stated_eps},
-    {"experts are those that config.json states", false, stated_experts},
-    {"layers without experts have none", false, dense_layers},
-    {"stacks have the inner size that config.json states", false, stated_inner},
-    {"embeddings and the last norm are there", false, ends_of_model},
-    {"a head that is tied is the embeddings", false, tied_head},
-    {"biases are in all layers or in none", false, lone_biases},
-};
-
 }  // namespace
 
-std::span<const ContentsRule> size_rules() { return rules; }
+std::span<const ContentsRule> size_rules() {
+  static constexpr ContentsRule rules[] = {
+      {"sizes are those that config.json states", false, stated_widths},
+      {"eps of norms is small", false, stated_eps},
+      {"experts are those that config.json states", false, stated_experts},
+      {"layers without experts have none", false, dense_layers},
+      {"stacks have the inner size that config.json states", false, stated_inner},
+      {"embeddings and the last norm are there", false, ends_of_model},
+      {"a head that is tied is the embeddings", false, tied_head},
+      {"biases are in all layers or in none", false, lone_biases},
+  };
+  return rules;
+}
 
 }  // namespace w4q::verify

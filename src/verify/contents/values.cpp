@@ -967,16 +967,17 @@ void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
   }
 }
 
-constexpr ContentsRule rules[] = {
-    {"scales belong to their codes", true, values},
-    {"what servers fuse shares its factor", true, shared_factors},
-    {"scales of the cache are positive", false, cache_scales},
-    {"no expert stands twice", false, experts_twice},
-    {"what servers fuse does not stand twice", false, fused_twice},
-};
-
 }  // namespace
 
-std::span<const ContentsRule> value_rules() { return rules; }
+std::span<const ContentsRule> value_rules() {
+  static constexpr ContentsRule rules[] = {
+      {"scales belong to their codes", true, values},
+      {"what servers fuse shares its factor", true, shared_factors},
+      {"scales of the cache are positive", false, cache_scales},
+      {"no expert stands twice", false, experts_twice},
+      {"what servers fuse does not stand twice", false, fused_twice},
+  };
+  return rules;
+}
 
 }  // namespace w4q::verify

@@ -171,7 +171,7 @@ void compare_keys(const CheckOptions& options, const char* file, std::initialize
   }
 }
 
-void run(CheckContext& context, Findings& findings) {
+void run_tokenizer(CheckContext& context, Findings& findings) {
   const CheckOptions& options = context.options();
   const auto broken = [&](std::vector<std::string> faults) {
     findings.checks.add({"tokenizer", false, concat(faults.size(), " faults"), std::move(faults)});
@@ -213,7 +213,7 @@ CheckRow tokenizer_check() {
   return {.name = "tokenizer",
           .help = "tokenizer.json can be read, its ids have embeddings, and it makes the same of a text as the base's",
           .aside = true,
-          .run = run};
+          .run = run_tokenizer};
 }
 
 }  // namespace w4q::verify
