@@ -274,7 +274,7 @@ int64_t same(int64_t channel) { return channel; }
 
 /// Sums of cosines of partners, whose sign is that of a side: an up and its down may be turned round together, so that
 /// what they have in common has one; a gate has no side.
-struct Lean {
+struct Leaning {
   double sum = 0, squares = 0;
   void add(const Pointers& a, const Pointers& b) {
     for (size_t i = 0; i < a.channels.size(); ++i) {
@@ -567,7 +567,8 @@ class DirectionCheck {
   const EnergiesByName& energies_;
   std::vector<MlpSides> mlps_;
   bool most_go_together_ = false;
-  std::map<std::pair<int64_t, bool>, std::pair<Lean, Lean>> leans_;  ///< by layer, experts apart: of ups, of gates
+  std::map<std::pair<int64_t, bool>, std::pair<Leaning, Leaning>>
+      leans_;  ///< by layer, experts apart: of ups, of gates
   std::map<std::string, std::string> faults_;
 };
 

@@ -11,7 +11,7 @@ namespace w4q::verify {
 namespace {
 
 /// Slopes of sound weights are about 1, of others' scales about 0: what is above this as stored is not looked into.
-constexpr double unsure_match = 0.4, sound_match = 0.6, most_match = 1.6, least_gain = 0.4;
+constexpr double unsure_match = 0.4, sound_match = 0.6, most_match = 1.6, least_exchange_gain = 0.4;
 /// The best of as many as a mixture has experts must not be so by chance.
 constexpr double beyond_chance = 5;
 constexpr double least_scale_spread = 0.05;
@@ -48,7 +48,7 @@ class Search {
       if (match.value > best.value) donor = other, best = match;
     }
     const auto [stored, error] = subject.figures.match;
-    const double least = stored + std::max(least_gain, beyond_chance * std::hypot(error, best.error));
+    const double least = stored + std::max(least_exchange_gain, beyond_chance * std::hypot(error, best.error));
     // Whose scales were exchanged has lost his own.
     if (donor == nullptr || std::abs(donor->figures.match.value) > unsure_match) return {};
     if (best.value < sound_match || best.value > most_match || best.value < least) return {};
