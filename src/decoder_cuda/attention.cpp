@@ -98,8 +98,8 @@ bool has_usual_heads(const model::Block& block, const AttentionConfig& usual) {
   const bool same_angles = attention.rope == usual.rope && attention.head_dim == usual.head_dim;
   const bool own_keys = !attention.keys_of && !attention.keys_are_values && !attention.value_norm;
   return same_angles && own_keys && !attends_plainly(attention) && std::abs(scale_of_queries(attention) - 1) < 1e-9 &&
-         attention.temperature == 0 && attention.clip == 0 && !attention.rope.neighbours && attention.rope.partial_rotary_factor != 0 &&
-         !has_whole_norms(block);
+         attention.temperature == 0 && attention.clip == 0 && !attention.rope.neighbours &&
+         attention.rope.partial_rotary_factor != 0 && !has_whole_norms(block);
 }
 
 void attend_rows(LayerRunner& runner, const CudaBlock& block, const SequenceRows& rows,
