@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/float_formats.h"
+#include "core/parallel.h"
 #include "core/text.h"
 #include "verify/statistics/orders.h"
 
@@ -284,6 +285,7 @@ struct Leaning {
       sum += found, squares += found * found;
     }
   }
+  void add(const Leaning& other) { sum += other.sum, squares += other.squares; }
   double sigmas() const { return squares > 0 ? std::abs(sum) / std::sqrt(squares) : 0; }
 };
 
@@ -353,7 +355,11 @@ struct MlpSides {
   const Neurons* part;
   Pointers gate, up, down;
   double gate_up = 0, up_down = 0, gate_down = 0;
+  Leaning of_ups, of_gates;
 };
+
+/// A linear, and what is wrong with it.
+using Misdirected = std::pair<std::string, std::string>;
 
 class DirectionCheck {
  public:
@@ -365,11 +371,20 @@ class DirectionCheck {
         energies_(energies) {}
 
   std::map<std::string, std::string> run() {
-    for (const Neurons& part : neurons_) measure(part);
+    const auto count = std::ssize(neurons_);
+    for (auto& sides : parallel_results(count, [&](int64_t i) { return measure(neurons_[static_cast<size_t>(i)]); })) {
+      if (sides) add(std::move(*sides));
+    }
     const auto together = std::ranges::count_if(mlps_, [](const auto& one) { return one.gate_up > points_surely; });
     most_go_together_ = 2 * together > std::ssize(mlps_);
-    for (const MlpSides& sides : mlps_) look_at(sides);
-    for (const Heads& part : heads_) look_at(part);
+    const auto of_mlps = [&](int64_t i) { return look_at(mlps_[static_cast<size_t>(i)]); };
+    for (auto& found : parallel_results(std::ssize(mlps_), of_mlps)) {
+      if (found) faults_.insert(std::move(*found));
+    }
+    const auto of_heads = [&](int64_t i) { return look_at(heads_[static_cast<size_t>(i)]); };
+    for (auto& found : parallel_results(std::ssize(heads_), of_heads)) {
+      for (auto& one : found) faults_.insert(std::move(one));
+    }
     look_for_turned();
     return std::move(faults_);
   }
@@ -388,17 +403,22 @@ class DirectionCheck {
 
   // ---- gates, ups and downs ----
 
-  void measure(const Neurons& part) {
+  std::optional<MlpSides> measure(const Neurons& part) const {
     const Energies *gate = find(part.gate), *up = find(part.up), *down = find(part.down);
-    if (gate == nullptr || up == nullptr || down == nullptr) return;
+    if (gate == nullptr || up == nullptr || down == nullptr) return std::nullopt;
     const std::array<const Energies*, 2> both{gate, up};
     auto readers = readers_of(both);
-    MlpSides sides{&part, std::move(readers[0]), std::move(readers[1]), writer_of(*down)};
+    MlpSides sides{&part, std::move(readers[0]), std::move(readers[1]), writer_of(*down), 0, 0, 0, {}, {}};
     sides.gate_up = Alignment(sides.gate, sides.up).sigmas(same);
     sides.up_down = Alignment(sides.up, sides.down).sigmas(same);
     sides.gate_down = Alignment(sides.gate, sides.down).sigmas(same);
-    auto& [ups, gates] = leans_[{part.layer, part.expert >= 0}];
-    ups.add(sides.up, sides.down), gates.add(sides.gate, sides.down);
+    sides.of_ups.add(sides.up, sides.down), sides.of_gates.add(sides.gate, sides.down);
+    return sides;
+  }
+
+  void add(MlpSides sides) {
+    auto& [ups, gates] = leans_[{sides.part->layer, sides.part->expert >= 0}];
+    ups.add(sides.of_ups), gates.add(sides.of_gates);
     mlps_.push_back(std::move(sides));
   }
 
@@ -413,18 +433,19 @@ class DirectionCheck {
     return nullptr;
   }
 
-  void look_at(const MlpSides& sides) {
+  std::optional<Misdirected> look_at(const MlpSides& sides) const {
     // Gates and ups read so much alike that they need no third to say that they do not.
-    if (std::abs(sides.gate_up) > points_elsewhere) return;
+    if (std::abs(sides.gate_up) > points_elsewhere) return std::nullopt;
     const PlannedLinear* const stranger = stranger_of(sides);
     const bool is_up = stranger != nullptr && stranger == sides.part->up;
     const auto own = is_up ? &MlpSides::up : &MlpSides::gate, other = is_up ? &MlpSides::gate : &MlpSides::up;
     const auto linear = is_up ? &Neurons::up : &Neurons::gate, partner = is_up ? &Neurons::gate : &Neurons::up;
     const Alignment alignment(sides.*own, sides.*other);
-    const auto say = [&](double found, const std::string& reading) {
-      fault((sides.part->*linear)->name,
-            concat(": its channels point along those of ", printable((sides.part->*partner)->name),
-                   by_how_much(sides.gate_up, found, reading), stranger == nullptr ? "; one of the two is wrong" : ""));
+    const auto say = [&](double found, const std::string& reading) -> Misdirected {
+      return {
+          (sides.part->*linear)->name,
+          concat(": its channels point along those of ", printable((sides.part->*partner)->name),
+                 by_how_much(sides.gate_up, found, reading), stranger == nullptr ? "; one of the two is wrong" : "")};
     };
     const double least = std::max(points_along, as_clearly * std::abs(sides.gate_up));
     if (const auto order = other_order(alignment, static_cast<size_t>(sides.part->up->n), least)) {
@@ -437,6 +458,7 @@ class DirectionCheck {
       if (found < least) continue;
       return say(found, concat("with those of ", printable((from->part->*linear)->name), " in their place"));
     }
+    return std::nullopt;
   }
 
   static std::optional<std::pair<std::string_view, double>> other_order(const Alignment& alignment, size_t size,
@@ -498,10 +520,14 @@ class DirectionCheck {
 
   // ---- queries and keys, values and outputs ----
 
-  void look_at(const Heads& part) {
+  std::vector<Misdirected> look_at(const Heads& part) const {
     const Energies *value = find(part.value), *output = find(part.output), *query = find(part.query),
                    *key = find(part.key);
-    if (value == nullptr || output == nullptr) return;
+    if (value == nullptr || output == nullptr) return {};
+    std::vector<Misdirected> faults;
+    const auto keep = [&](std::optional<Misdirected> found) {
+      if (found) faults.push_back(std::move(*found));
+    };
     std::vector<const Energies*> readers{value};
     for (const Energies* one : {key, query}) {
       if (one != nullptr && one->kept.range.cols == value->kept.range.cols) readers.push_back(one);
@@ -514,10 +540,12 @@ class DirectionCheck {
     const double stored = Alignment(writer, pointers[0]).sigmas(producer);
     if (readers.size() == 3 && part.key->n == part.value->n && part.query->n == part.output->k) {
       const double keys = Alignment(pointers[2], pointers[1]).sigmas(producer);
-      if (exchanged(part, pointers, writer, stored, keys, producer)) return;
-      read_heads(pointers[2], pointers[1], shape, *part.query, *part.key);
+      keep(exchanged(part, pointers, writer, stored, keys, producer));
+      if (!faults.empty()) return faults;
+      keep(read_heads(pointers[2], pointers[1], shape, *part.query, *part.key));
     }
-    read_heads(writer, pointers[0], shape, *part.output, *part.value);
+    keep(read_heads(writer, pointers[0], shape, *part.output, *part.value));
+    return faults;
   }
 
   HeadShape shape_of(int64_t channels, int64_t kept) const {
@@ -525,22 +553,23 @@ class DirectionCheck {
     return {head_dim_, channels / head_dim_, channels / kept};
   }
 
-  bool exchanged(const Heads& part, std::span<const Pointers> pointers, const Pointers& writer, double stored,
-                 double keys, const Partner& producer) {
-    if (std::abs(stored) > points_elsewhere || std::abs(keys) > points_elsewhere) return false;
+  static std::optional<Misdirected> exchanged(const Heads& part, std::span<const Pointers> pointers,
+                                              const Pointers& writer, double stored, double keys,
+                                              const Partner& producer) {
+    if (std::abs(stored) > points_elsewhere || std::abs(keys) > points_elsewhere) return std::nullopt;
     const double as_value = Alignment(writer, pointers[1]).sigmas(producer);
     const double as_key = Alignment(pointers[2], pointers[0]).sigmas(producer);
-    if (as_value < points_along || as_key < points_along) return false;
-    fault(part.key->name,
-          concat(": it and ", printable(part.value->name), " are in each other's place: its rows point ", "along what ",
-                 printable(part.output->name), " reads", by_how_much(stored, as_value, "so")));
-    return true;
+    if (as_value < points_along || as_key < points_along) return std::nullopt;
+    return Misdirected(
+        part.key->name,
+        concat(": it and ", printable(part.value->name), " are in each other's place: its rows point ", "along what ",
+               printable(part.output->name), " reads", by_how_much(stored, as_value, "so")));
   }
 
   /// A few heads stand where they stood in some other orders: those that do not are asked.
-  void read_heads(const Pointers& many, const Pointers& few, const HeadShape& shape, const PlannedLinear& of_many,
-                  const PlannedLinear& of_few) {
-    if (shape.width == 0) return;
+  static std::optional<Misdirected> read_heads(const Pointers& many, const Pointers& few, const HeadShape& shape,
+                                               const PlannedLinear& of_many, const PlannedLinear& of_few) {
+    if (shape.width == 0) return std::nullopt;
     const Alignment alignment(many, few);
     double best = heads_along, as_stored = 0;
     std::string_view reading;
@@ -555,9 +584,9 @@ class DirectionCheck {
           alignment.sigmas([&](int64_t channel) { return moved(channel, one.channel(channel, shape)); });
       if (found > best && found > as_clearly * std::abs(stored)) best = found, as_stored = stored, reading = one.name;
     }
-    if (reading.empty()) return;
-    fault(of_many.name, concat(": its heads point along those of ", printable(of_few.name),
-                               by_how_much(as_stored, best, reading), "; one of the two is wrong"));
+    if (reading.empty()) return std::nullopt;
+    return Misdirected(of_many.name, concat(": its heads point along those of ", printable(of_few.name),
+                                            by_how_much(as_stored, best, reading), "; one of the two is wrong"));
   }
 
   const std::vector<Neurons> neurons_;

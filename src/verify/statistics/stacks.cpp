@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/convert.h"
+#include "core/parallel.h"
 #include "core/text.h"
 #include "model/parameters.h"
 
@@ -306,21 +307,29 @@ bool gates_take_turns(const LayerGroups& groups, const EnergyMap& energies) {
 
 std::map<std::string, std::string> misplaced_experts(const model::OpenedModel& model, const LayerGroups& groups,
                                                      const RowOrders& orders, const EnergyMap& energies) {
+  std::vector<StoredMixture> mixtures;
+  for (const auto& layer : groups) {
+    for (auto& mixture : mixtures_of(layer, energies, orders.in_turn)) {
+      if (mixture.experts.size() >= 2) mixtures.push_back(std::move(mixture));
+    }
+  }
+  const auto judged = parallel_results(std::ssize(mixtures), [&](int64_t i) {
+    const StoredMixture& mixture = mixtures[static_cast<size_t>(i)];
+    const Agreement stored = agreement(mixture.ups(), mixture.columns());
+    std::string fault = std::abs(stored.value) < no_agreement ? order_fault(mixture, stored) : std::string();
+    if (fault.empty()) fault = exchange_fault(mixture);
+    return std::pair(stored, std::move(fault));
+  });
   std::map<std::string, std::string> faults;
   std::vector<std::pair<StoredMixture, Agreement>> unrelated;
   int64_t sound = 0;
-  for (const auto& layer : groups) {
-    for (auto& mixture : mixtures_of(layer, energies, orders.in_turn)) {
-      if (mixture.experts.size() < 2) continue;
-      const Agreement stored = agreement(mixture.ups(), mixture.columns());
-      sound += is_sound(stored);
-      std::string fault = std::abs(stored.value) < no_agreement ? order_fault(mixture, stored) : std::string();
-      if (fault.empty()) fault = exchange_fault(mixture);
-      if (!fault.empty()) {
-        faults.emplace(stacked_name(mixture, mixture.down), std::move(fault));
-      } else if (std::abs(stored.value) < no_agreement) {
-        unrelated.emplace_back(std::move(mixture), stored);
-      }
+  for (size_t i = 0; i < mixtures.size(); ++i) {
+    const auto& [stored, fault] = judged[i];
+    sound += is_sound(stored);
+    if (!fault.empty()) {
+      faults.emplace(stacked_name(mixtures[i], mixtures[i].down), fault);
+    } else if (std::abs(stored.value) < no_agreement) {
+      unrelated.emplace_back(std::move(mixtures[i]), stored);
     }
   }
   // Models whose mixtures are all unrelated are not looked into byte by byte: nothing would come of it.
