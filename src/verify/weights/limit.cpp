@@ -155,7 +155,8 @@ std::vector<float> rounded_rows(const PackedLinear& packed, std::span<const floa
 }
 
 /// Counts codes that are not the nearest to what is left for their pass.
-void count_off(const PackedLinear& packed, std::vector<float> rest, bool folded, std::vector<RoundedRow>& rows) {
+void count_off(const PackedLinear& packed, std::vector<float> rest, bool folded, const std::vector<uint8_t>& unsure,
+               std::vector<RoundedRow>& rows) {
   const auto k = static_cast<size_t>(packed.passes.front().k);
   const auto scale = packed.input_scale;
   for (size_t i = 0; !scale.empty() && i < rest.size(); ++i) rest[i] *= scale[i % k];
@@ -170,6 +171,7 @@ void count_off(const PackedLinear& packed, std::vector<float> rest, bool folded,
       const auto values = std::span(rest).subspan(i * k, k);
       if (turn != nullptr) turn->rotate(values);
       codes.look_at(row.row, values, [&](int64_t col) {
+        if (!unsure.empty() && unsure[static_cast<size_t>(col)] != 0) return;
         if (row.off++ == 0) row.first_off = col;
       });
       if (pass + 1 == packed.passes.size()) continue;
@@ -312,8 +314,9 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
     limit.rounded_noise += row.rounded_noise, limit.rounded_product += row.rounded_product;
   }
   limit.values = static_cast<int64_t>(values.size());
-  limit.measured = units.measured;
-  if (!units.measured) count_off(**packed, std::move(values), folded, limit.rows);
+  // Rotations spread what is not known over all inputs.
+  limit.measured = units.measured || (!units.unsure.empty() && !(*packed)->rotations.empty());
+  if (!limit.measured) count_off(**packed, std::move(values), folded, units.unsure, limit.rows);
   return limit;
 }
 

@@ -23,6 +23,8 @@ inline constexpr double least_gain = 0.5, most_gain = 1.6;
 struct Units {
   std::vector<float> rows = {}, cols = {};
   bool measured = false;  ///< from packed rows, and thus known to their noise alone
+  /// 1 where the factor of a column is known within wide bounds only: its codes say nothing by themselves. Empty: nowhere.
+  std::vector<uint8_t> unsure = {};
 };
 
 /// Some rows of a weight, held against the same rows of the base rounded to nearest.

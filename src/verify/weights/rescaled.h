@@ -5,6 +5,7 @@
 // channels must carry the same scales: if it does not, its error shows it.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -12,12 +13,23 @@
 #include "kernels/linear/linear.h"
 #include "model/layer_plan.h"
 #include "model/opened.h"
+#include "verify/weights/factors.h"
 #include "verify/weights/limit.h"
+#include "verify/weights/norm_factors.h"
 
 namespace w4q::verify {
 
 /// The weight of a linear as a checkpoint stores it, packed or not. Throws as loading does.
 kernels::LinearWeight stored_weight(const checkpoint::Folder& source, const std::string& module);
+
+/// What reads a group's norm, in all groups of its layer; of mixtures the first few.
+std::vector<std::string> readers_of(const model::ModelConfig& config, const model::InputGroup& group);
+
+/// What columns were multiplied by. `unsure`: 1 where that is known within wide bounds only; empty: all are known.
+struct ChannelScales {
+  std::vector<float> factors;
+  std::vector<uint8_t> unsure = {};
+};
 
 class RescaledWeights {
  public:
@@ -43,19 +55,24 @@ class RescaledWeights {
   /// Whether rows of a linear gave scales to those that read them.
   bool folds(const std::string& producer);
   /// Whether a linear and what reads it are the base's as they stand, within what rounding may leave.
-  bool are_plain(const std::string& producer, std::vector<std::string> consumers) const;
+  bool are_plain(const std::string& producer, std::vector<std::string> consumers);
   /// Whether the columns of what reads a linear carry the factors of its rows.
   bool carries_rows(const std::string& producer, const std::vector<std::string>& consumers);
   std::vector<float> columns(const std::string& module, int64_t k);
+  /// What the channels behind a norm were multiplied by: the ratio of its two versions, of channels whose ratio the norm's
+  /// type cannot say what its readers carry, within what it leaves open; where it was tuned behind that what they say.
+  const ChannelScales& norm_scales(const model::InputGroup& group, int64_t size);
+  void measure_unsure(const model::InputGroup& group, const std::vector<NormFactor>& factors,
+                      ChannelScales& scales) const;
   const std::vector<float>& rows(const std::string& module);
-  /// What the channels behind a norm were multiplied by: the ratio of its two versions, or where it was tuned behind that
-  /// what the weights say.
-  std::vector<float> norm_ratio(const model::InputGroup& group, int64_t size) const;
+  /// Puts what the readers' columns carry in the place of factors of rows that say little.
+  void ask_readers(const std::string& module, const std::vector<Factor>& rows, std::vector<float>& result) const;
 
   const model::OpenedModel& candidate_;
   const model::OpenedModel& base_;
   std::map<std::string, std::vector<float>> rows_;  // measured so far
   std::map<std::string, bool> folds_;               // found out so far
+  std::map<std::string, ChannelScales> norms_;      // asked for so far
 };
 
 }  // namespace w4q::verify
