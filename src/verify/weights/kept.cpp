@@ -270,7 +270,7 @@ class KeptCheck {
   /// Readers that stayed in 16 bit are asked one by one whether they carry the factors; packed ones by their errors.
   std::string folded_norm(const model::InputGroup& group, const TensorView& ours, const TensorView& theirs,
                           float offset) const {
-    const auto names = readers_of(candidate_.config, group);
+    const auto names = norm_readers(candidate_.config, group);
     const auto packed = [&](const auto& name) { return candidate_.folder.quantization.find(name) != nullptr; };
     const auto scaled = [&](const auto& name) { return !holds_base_values(candidate_, base_, name + ".weight"); };
     if (!std::ranges::any_of(names, packed) && !std::ranges::all_of(names, scaled))

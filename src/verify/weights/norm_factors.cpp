@@ -13,6 +13,8 @@ namespace {
 constexpr double known_to = 1.0 / 256;
 /// One rounding is that of the sum w + offset, another one that of the stored number: programs fold in 16 bit.
 constexpr double roundings = 2;
+/// Nobody folds more into a channel: what is nothing now was lost.
+constexpr double most_factor = 0x1p20;
 
 NormFactor factor_of(double is, double was, double half) {
   constexpr float unbounded = std::numeric_limits<float>::infinity();
@@ -20,7 +22,7 @@ NormFactor factor_of(double is, double was, double half) {
   // A channel that was nothing is nothing, whatever its readers were multiplied by.
   if (was == 0) return {.least = 0, .most = unbounded, .known = false, .possible = std::abs(is) <= rounding};
   const double sign = was < 0 ? -1 : 1, size = is * sign;
-  if (!(size + rounding > 0)) return {.possible = false};
+  if (!(most_factor * (size + rounding) > std::abs(was))) return {.possible = false};
   NormFactor result{.least = static_cast<float>(was * sign / (size + rounding)),
                     .most = size > rounding ? static_cast<float>(was * sign / (size - rounding)) : unbounded,
                     .known = half <= known_to * std::abs(size)};

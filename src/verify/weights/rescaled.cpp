@@ -50,12 +50,6 @@ std::vector<float> measure_columns(const LinearWeight& base, const LinearWeight&
   return result;
 }
 
-/// Whether something reads the rows of a linear that may have been scaled for it.
-bool gives_rows(const model::ModelConfig& config, const std::string& module) {
-  const auto groups = model::input_groups(config, model::find_linear(config, module)->layer);
-  return std::ranges::find(groups, module, &model::InputGroup::producer) != groups.end();
-}
-
 /// What rows are multiplied by, as the columns say whose factors are known: those of ups and values may be folded, too.
 std::vector<float> rows_behind(const LinearWeight& base, const LinearWeight& stored,
                                const std::vector<NormFactor>& factors) {
@@ -118,7 +112,7 @@ void ask_columns(const std::vector<Factor>& columns, const std::vector<float>& o
 
 }  // namespace
 
-std::vector<std::string> readers_of(const model::ModelConfig& config, const model::InputGroup& group) {
+std::vector<std::string> norm_readers(const model::ModelConfig& config, const model::InputGroup& group) {
   constexpr size_t enough = 16;
   std::vector<std::string> readers;
   for (const auto& each : model::input_groups(config, model::find_linear(config, group.name())->layer)) {
@@ -128,6 +122,11 @@ std::vector<std::string> readers_of(const model::ModelConfig& config, const mode
     }
   }
   return readers;
+}
+
+bool gives_rows(const model::ModelConfig& config, const std::string& module) {
+  const auto groups = model::input_groups(config, model::find_linear(config, module)->layer);
+  return std::ranges::find(groups, module, &model::InputGroup::producer) != groups.end();
 }
 
 LinearWeight stored_weight(const checkpoint::Folder& source, const std::string& module) {
@@ -222,7 +221,7 @@ const ChannelScales& RescaledWeights::norm_scales(const model::InputGroup& group
 void RescaledWeights::measure_unsure(const model::InputGroup& group, const std::vector<NormFactor>& factors,
                                      ChannelScales& scales) const {
   std::vector<WeighedFactor> told(factors.size());
-  auto readers = readers_of(candidate_.config, group);
+  auto readers = norm_readers(candidate_.config, group);
   // Rows of values and ups may have been folded, too: these are asked where nobody else reads the norm.
   const auto gives = [&](const std::string& module) { return gives_rows(candidate_.config, module); };
   const bool rows = std::ranges::all_of(readers, gives);
@@ -295,6 +294,18 @@ Units RescaledWeights::units(const std::string& module) {
   if (folds(module)) result.rows = rows(module);
   result.measured = folds(module) || (!place->group.producer.empty() && folds(place->group.producer));
   for (float& scale : result.rows) scale = 1 / scale;
+  return result;
+}
+
+std::optional<Units> RescaledWeights::measured_units(const std::string& module) {
+  if (says_so()) return std::nullopt;
+  const auto place = model::find_linear(candidate_.config, module);
+  if (!place) return std::nullopt;
+  const bool rows = gives_rows(candidate_.config, module), columns = !place->group.producer.empty();
+  if (!rows && !columns) return std::nullopt;
+  Units result = units(module);
+  if (columns) result.cols = channel_factors(place->group, this->rows(place->group.producer), place->linear.k);
+  if (rows) result.rows = row_factors(module);
   return result;
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,10 @@ namespace w4q::verify {
 kernels::LinearWeight stored_weight(const checkpoint::Folder& source, const std::string& module);
 
 /// What reads a group's norm, in all groups of its layer; of mixtures the first few.
-std::vector<std::string> readers_of(const model::ModelConfig& config, const model::InputGroup& group);
+std::vector<std::string> norm_readers(const model::ModelConfig& config, const model::InputGroup& group);
+
+/// Whether something reads the rows of a linear that may have been scaled for it.
+bool gives_rows(const model::ModelConfig& config, const std::string& module);
 
 /// What columns were multiplied by. `unsure`: 1 where that is known within wide bounds only; empty: all are known.
 struct ChannelScales {
@@ -43,6 +47,9 @@ class RescaledWeights {
   /// What brings the base's weight of `module` into the units of the stored one; nothing where it carries no folded
   /// scales.
   Units units(const std::string& module);
+  /// The same with rows, and columns that read rows, as they are measured, whether anything shows that scales were folded into
+  /// them or not. Nothing where no scales can have been.
+  std::optional<Units> measured_units(const std::string& module);
   /// What each row of the base's weight was multiplied by, as the stored one says within what rounding leaves, whether
   /// it carries folded scales or not. Throws mismatch when its size is not the base's.
   std::vector<float> row_factors(const std::string& module);

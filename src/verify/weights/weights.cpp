@@ -11,6 +11,7 @@
 #include "core/text.h"
 #include "model/parameters.h"
 #include "verify/rungs.h"
+#include "verify/weights/carried.h"
 #include "verify/weights/kept.h"
 #include "verify/weights/rescaled.h"
 
@@ -137,10 +138,26 @@ bool are_many(const Units& units) {
   return !units.rows.empty() || few * changed > std::ssize(units.cols);
 }
 
+/// Scales that hardly differ from one leave no trace but codes that are the nearest behind them.
+void count_off_behind_rows(WeightLimit& limit, const std::string& name, const model::OpenedModel& candidate,
+                           const model::OpenedModel& base, RescaledWeights& weights,
+                           std::span<const model::WeightError> errors) {
+  if (limit.count(&RoundedRow::off) == 0) return;
+  const auto units = weights.measured_units(name);
+  if (!units) return;
+  const auto behind = limit_of(stored_weight(base.folder, name), stored_weight(candidate.folder, name), *units, errors);
+  if (!behind || behind->rows.size() != limit.rows.size()) return;
+  for (size_t i = 0; i < limit.rows.size(); ++i) {
+    if (behind->rows[i].off >= limit.rows[i].off) continue;
+    limit.rows[i].off = behind->rows[i].off, limit.rows[i].first_off = behind->rows[i].first_off;
+  }
+}
+
 }  // namespace
 
 WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base) {
   WeightReport report;
+  report.norms = norms_not_carried(candidate, base);
   const checkpoint::QuantizationConfig& quantization = candidate.folder.quantization;
   RescaledWeights weights(candidate, base);
   // Of an architecture that is not known nobody can tell what another program's norms gave their factors to.
@@ -153,8 +170,9 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
     std::vector<model::WeightError> rows;
     const auto error = model::compare_weights(wanted, weights.effective(name), &rows);
     const bool judged = !unknown.contains(model::layer_numbers(name).layer);
-    const auto limit =
+    auto limit =
         judged ? limit_of(wanted, stored_weight(candidate.folder, name), weights.units(name), rows) : std::nullopt;
+    if (limit) count_off_behind_rows(*limit, name, candidate, base, weights, rows);
     report.tensors.push_back({name, scheme_text(info), error, limit, are_many(weights.units(name))});
     report.total.add(error);
     progress.advance(1);
@@ -163,7 +181,7 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
 }
 
 std::vector<std::string> faults_of(const WeightReport& report) {
-  std::vector<std::string> faults;
+  std::vector<std::string> faults = report.norms;
   const RoundingJudge judge(report);
   for (const auto& tensor : report.tensors) {
     if (!tensor.limit) continue;
