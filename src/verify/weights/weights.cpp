@@ -33,6 +33,12 @@ std::string fault_of(const TensorError& tensor) {
                   " dB from the base's weight, at least ", fixed(limit.floor(), 2), " expected; ",
                   fixed(limit.gain(), 2), " of its size, ", least_gain, " to ", most_gain, " expected", remedy);
   }
+  if (const Gains& gains = limit.gains; gains.row >= 0 || gains.column >= 0) {
+    const bool row = gains.row >= 0;
+    return concat(printable(tensor.name), ": ", row ? "row " : "column ", row ? gains.row : gains.column, " holds ",
+                  fixed(row ? gains.row_gain : gains.column_gain, 2), " of the base's, ", least_gain,
+                  " and more expected: its codes or scales are others'", remedy);
+  }
   const RoundedRow* row = limit.worst_row();
   return concat(printable(tensor.name), ": row ", row->row, " has ", fixed(row->noise / row->rounded_noise, 1),
                 " times the squared error of rounding to nearest, at most ", most_row_noise, " expected", remedy);
@@ -62,7 +68,8 @@ class RoundingJudge {
                     ", the first in row ", row->row, ", column ", (*row).*first,
                     "; in the other weights none is; quantize it anew, or give the base it was made from");
     }
-    return scale_fault_of(tensor);
+    auto rows = scale_fault_of(tensor);
+    return rows.empty() ? block_fault_of(tensor) : rows;
   }
 
  private:
@@ -77,6 +84,20 @@ class RoundingJudge {
                   fixed(100 * spread, 1),
                   " % from row to row to come nearest to the base's, those of the other weights ", "by less than ",
                   fixed(100 * sound_spread, 0), " %: scales of other rows");
+  }
+
+  /// Deviations of blocks of one place, and by how much those of others must be less.
+  static constexpr double least_block_spread = 0.04, less_spread = 4;
+
+  std::string block_fault_of(const TensorError& tensor) const {
+    const Gains& gains = tensor.limit->gains;
+    if (gains.block < 0 || gains.spread < least_block_spread) return {};
+    if (!others_are(tensor, [&](const WeightLimit& limit) { return less_spread * limit.gains.spread < gains.spread; }))
+      return {};
+    return concat(printable(tensor.name), ": block ", gains.block,
+                  " of its rows holds the base's weights with factors that differ by ", fixed(100 * gains.spread, 1),
+                  " % beyond what rounding leaves, those of the other weights by less than ",
+                  fixed(100 * gains.spread / less_spread, 1), " %: scales of other blocks");
   }
 
   /// More than this was rounded in another way.
@@ -185,7 +206,8 @@ std::vector<std::string> faults_of(const WeightReport& report) {
   const RoundingJudge judge(report);
   for (const auto& tensor : report.tensors) {
     if (!tensor.limit) continue;
-    if (!tensor.limit->holds() || tensor.limit->worst_row() != nullptr) {
+    const Gains& gains = tensor.limit->gains;
+    if (!tensor.limit->holds() || gains.row >= 0 || gains.column >= 0 || tensor.limit->worst_row() != nullptr) {
       faults.push_back(fault_of(tensor));
     } else if (auto fault = judge.fault_of(tensor); !fault.empty()) {
       faults.push_back(std::move(fault));
