@@ -8,12 +8,24 @@
 namespace w4q::verify {
 namespace {
 
-/// A line holds less than half of what rounding to nearest leaves of it, beyond four standard errors: sound weights hold 0.71
-/// and more (limit.h), other inputs' nothing.
-bool is_lost(const Factor& found, const Factor& rounded) {
-  if (!(found.squares > 0) || found.values < 16) return false;
-  return found.value() + 4 * found.error() < 0.5 * (rounded.value() - 4 * rounded.error());
-}
+/// A row or a column: what is stored of it and what rounding to nearest makes of it.
+struct HeldLine {
+  Factor found, rounded;
+  double fourths = 0;
+
+  void add(double base, double stored, double nearest) {
+    found.add(base, stored), rounded.add(base, nearest), fourths += std::pow(base, 4);
+  }
+  /// It holds less than half of what rounding to nearest leaves of it, beyond four standard errors: sound weights hold 0.71 and
+  /// more (limit.h), other inputs' nothing. Where few values make up a line, or rounding leaves little of it, one that falls to
+  /// the next code is a large part of it.
+  bool is_lost() const {
+    constexpr double fewest_values = 8, well_rounded = 0.75, errors = 4;
+    if (!(fourths > 0) || found.squares * found.squares < fewest_values * fourths) return false;
+    if (rounded.explained() < well_rounded) return false;
+    return found.value() + errors * found.error() < 0.5 * (rounded.value() - errors * rounded.error());
+  }
+};
 
 /// Of blocks of one place, in all rows.
 struct PlaceSpread {
@@ -32,13 +44,15 @@ struct PlaceSpread {
 class GainMeasure {
  public:
   GainMeasure(const HeldRows& held, size_t block)
-      : held_(held), block_(block), columns_(held.width), rounded_columns_(held.width) {}
+      : held_(held), block_(block), columns_(held.width), rows_(held.numbers.size()) {}
 
   Gains run() {
-    for (size_t row = 0; row < held_.numbers.size(); ++row) look_at_row(row);
-    for (size_t c = 0; c < held_.width; ++c) {
-      if (result_.column >= 0 || !is_lost(columns_[c], rounded_columns_[c])) continue;
-      result_.column = static_cast<int64_t>(c), result_.column_gain = columns_[c].value();
+    for (size_t row = 0; row < held_.numbers.size(); ++row) add_row(row);
+    if (const HeldLine* row = first_lost(rows_)) {
+      result_.row = held_.numbers[static_cast<size_t>(row - rows_.data())], result_.row_gain = row->found.value();
+    }
+    if (const HeldLine* column = first_lost(columns_)) {
+      result_.column = column - columns_.data(), result_.column_gain = column->found.value();
     }
     if (block_ > 1 && block_ < held_.width) look_at_blocks();
     return result_;
@@ -47,16 +61,24 @@ class GainMeasure {
  private:
   bool is_unsure(size_t c) const { return !held_.unsure.empty() && held_.unsure[c] != 0; }
 
-  void look_at_row(size_t row) {
-    Factor found, rounded;
+  void add_row(size_t row) {
+    HeldLine& line = rows_[row];
     for (size_t c = 0; c < held_.width; ++c) {
-      if (is_unsure(c)) continue;
       const size_t at = row * held_.width + c;
-      for (Factor* sum : {&found, &columns_[c], &all_}) sum->add(double{held_.base[at]}, double{held_.found[at]});
-      for (Factor* sum : {&rounded, &rounded_columns_[c]}) sum->add(double{held_.base[at]}, double{held_.rounded[at]});
+      energy_ += std::pow(double{held_.base[at]}, 2);
+      if (is_unsure(c)) continue;
+      const double base = held_.base[at], found = held_.found[at], rounded = held_.rounded[at];
+      line.add(base, found, rounded), columns_[c].add(base, found, rounded), all_.add(base, found);
     }
-    if (result_.row >= 0 || !is_lost(found, rounded)) return;
-    result_.row = held_.numbers[row], result_.row_gain = found.value();
+  }
+
+  /// Scales of a hundredth of a weight's others are beyond what some types of scales hold: these lines are left out.
+  const HeldLine* first_lost(const std::vector<HeldLine>& lines) const {
+    constexpr double least_energy = 1e-4;
+    const auto found = std::ranges::find_if(lines, [&](const HeldLine& line) {
+      return line.found.squares * static_cast<double>(lines.size()) > least_energy * energy_ && line.is_lost();
+    });
+    return found == lines.end() ? nullptr : &*found;
   }
 
   void look_at_blocks() {
@@ -77,8 +99,9 @@ class GainMeasure {
 
   const HeldRows& held_;
   size_t block_;
-  std::vector<Factor> columns_, rounded_columns_;
+  std::vector<HeldLine> columns_, rows_;
   Factor all_;
+  double energy_ = 0;
   Gains result_;
 };
 

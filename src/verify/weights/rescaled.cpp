@@ -72,7 +72,7 @@ std::vector<float> channel_factors(const model::InputGroup& group, const std::ve
 }
 
 /// By how much more of a row than of the columns that read it rounding must have taken for these to know its factor better.
-constexpr double better_known = 4;
+constexpr double better_known = 2;
 /// A factor is another one beyond so many standard errors.
 constexpr double surely = 4;
 
