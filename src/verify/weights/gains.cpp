@@ -16,14 +16,19 @@ struct HeldLine {
   void add(double base, double stored, double nearest) {
     found.add(base, stored), rounded.add(base, nearest), fourths += std::pow(base, 4);
   }
-  /// It holds less than half of what rounding to nearest leaves of it, beyond four standard errors: sound weights hold 0.71 and
-  /// more (limit.h), other inputs' nothing. Where few values make up a line, or rounding leaves little of it, one that falls to
-  /// the next code is a large part of it.
+  /// Where few values make up a line, or rounding leaves little of it, one that falls to the next code is a large part of it.
+  bool is_known() const {
+    constexpr double fewest_values = 8, well_rounded = 0.75;
+    return fourths > 0 && found.squares * found.squares > fewest_values * fourths && rounded.explained() > well_rounded;
+  }
+  /// It holds less than half, or more than 1.6 times, of what rounding to nearest leaves of it, beyond four standard errors:
+  /// sound weights hold 0.71 to 1.06 (limit.h), other inputs' nothing.
   bool is_lost() const {
-    constexpr double fewest_values = 8, well_rounded = 0.75, errors = 4;
-    if (!(fourths > 0) || found.squares * found.squares < fewest_values * fourths) return false;
-    if (rounded.explained() < well_rounded) return false;
-    return found.value() + errors * found.error() < 0.5 * (rounded.value() - errors * rounded.error());
+    constexpr double errors = 4, least = 0.5, most = 1.6;
+    if (!is_known()) return false;
+    const double is = found.value(), usual = rounded.value();
+    return is + errors * found.error() < least * (usual - errors * rounded.error()) ||
+           is - errors * found.error() > most * (usual + errors * rounded.error());
   }
 };
 
@@ -54,6 +59,8 @@ class GainMeasure {
     if (const HeldLine* column = first_lost(columns_)) {
       result_.column = column - columns_.data(), result_.column_gain = column->found.value();
     }
+    if (all_.squares > 0 && rounded_.value() > 0) result_.all = all_.value() / rounded_.value();
+    look_at_rows();
     if (block_ > 1 && block_ < held_.width) look_at_blocks();
     return result_;
   }
@@ -68,7 +75,8 @@ class GainMeasure {
       energy_ += std::pow(double{held_.base[at]}, 2);
       if (is_unsure(c)) continue;
       const double base = held_.base[at], found = held_.found[at], rounded = held_.rounded[at];
-      line.add(base, found, rounded), columns_[c].add(base, found, rounded), all_.add(base, found);
+      line.add(base, found, rounded), columns_[c].add(base, found, rounded);
+      all_.add(base, found), rounded_.add(base, rounded);
     }
   }
 
@@ -79,6 +87,19 @@ class GainMeasure {
       return line.found.squares * static_cast<double>(lines.size()) > least_energy * energy_ && line.is_lost();
     });
     return found == lines.end() ? nullptr : &*found;
+  }
+
+  void look_at_rows() {
+    constexpr double surely_away = 8;
+    PlaceSpread place;
+    for (size_t row = 0; row < rows_.size(); ++row) {
+      const Factor& held = rows_[row].found;
+      if (!rows_[row].is_known()) continue;
+      place.add(held, all_.value());
+      const double away = std::abs(held.value() - all_.value()) - surely_away * held.error();
+      if (away > result_.away) result_.away = away, result_.away_row = held_.numbers[row];
+    }
+    result_.spread = place.spread();
   }
 
   void look_at_blocks() {
@@ -100,7 +121,7 @@ class GainMeasure {
   const HeldRows& held_;
   size_t block_;
   std::vector<HeldLine> columns_, rows_;
-  Factor all_;
+  Factor all_, rounded_;
   double energy_ = 0;
   Gains result_;
 };

@@ -12,9 +12,13 @@ namespace w4q::verify {
 struct Gains {
   int64_t row = -1, column = -1;         ///< the first that is not the base's; −1: all are
   double row_gain = 1, column_gain = 1;  ///< of these
-  double spread =
-      0;  ///< how far blocks of one place differ from the weight's, beyond chance: a deviation, of the worst place
-  int64_t block = -1;  ///< that place: columns from block · width on
+  /// How far blocks of one place differ from the weight's, beyond chance: a deviation, of the worst place, which are the
+  /// columns from block · width on; −1: whole rows.
+  double spread = 0;
+  int64_t block = -1;
+  double away = 0;  ///< how far the row that differs most does so, beyond eight standard errors
+  int64_t away_row = -1;
+  double all = 1;  ///< of the whole weight, over that of rounding to nearest
 };
 
 /// Rows of `width` values each: the base's in the candidate's units, what is stored, and the base's rounded to nearest.

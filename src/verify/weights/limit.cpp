@@ -235,7 +235,10 @@ Gains measured_gains(const PackedLinear& packed, const std::vector<RoundedRow>& 
                      HeldRows held) {
   for (const RoundedRow& row : rows) held.numbers.push_back(row.row);
   held.unsure = units.unsure;
-  return gains_of(held, block_of(packed));
+  Gains gains = gains_of(held, block_of(packed));
+  // Scales of groups are those of channels whose factors are not known, where these are the loud ones.
+  if (!units.unsure.empty()) gains.spread = gains.away = 0, gains.all = 1;
+  return gains;
 }
 
 void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded, float same,

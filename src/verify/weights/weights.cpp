@@ -36,8 +36,8 @@ std::string fault_of(const TensorError& tensor) {
   if (const Gains& gains = limit.gains; gains.row >= 0 || gains.column >= 0) {
     const bool row = gains.row >= 0;
     return concat(printable(tensor.name), ": ", row ? "row " : "column ", row ? gains.row : gains.column, " holds ",
-                  fixed(row ? gains.row_gain : gains.column_gain, 2), " of the base's, ", least_gain,
-                  " and more expected: its codes or scales are others'", remedy);
+                  fixed(row ? gains.row_gain : gains.column_gain, 2), " of the base's, ", least_gain, " to ", most_gain,
+                  " expected: its codes or scales are others'", remedy);
   }
   const RoundedRow* row = limit.worst_row();
   return concat(printable(tensor.name), ": row ", row->row, " has ", fixed(row->noise / row->rounded_noise, 1),
@@ -87,17 +87,40 @@ class RoundingJudge {
   }
 
   /// Deviations of blocks of one place, and by how much those of others must be less.
-  static constexpr double least_block_spread = 0.04, less_spread = 4;
+  static constexpr double least_block_spread = 0.04, least_away = 0.1, less_spread = 4;
+
+  /// All of a weight larger or smaller than rounding leaves it, where no other is.
+  std::string size_fault_of(const TensorError& tensor) const {
+    const double away = std::abs(tensor.limit->gains.all - 1);
+    const auto near = [&](const WeightLimit& limit) { return less_spread * std::abs(limit.gains.all - 1) < away; };
+    if (away < least_block_spread || !others_are(tensor, near)) return {};
+    return concat(printable(tensor.name), ": holds ", fixed(tensor.limit->gains.all, 3),
+                  " of what rounding to nearest leaves of the base's, ", "the other weights within ",
+                  fixed(100 * away / less_spread, 1),
+                  " % of it: its scales are of another size; quantize it anew, or give the base it was made from");
+  }
 
   std::string block_fault_of(const TensorError& tensor) const {
     const Gains& gains = tensor.limit->gains;
-    if (gains.block < 0 || gains.spread < least_block_spread) return {};
-    if (!others_are(tensor, [&](const WeightLimit& limit) { return less_spread * limit.gains.spread < gains.spread; }))
-      return {};
-    return concat(printable(tensor.name), ": block ", gains.block,
-                  " of its rows holds the base's weights with factors that differ by ", fixed(100 * gains.spread, 1),
-                  " % beyond what rounding leaves, those of the other weights by less than ",
-                  fixed(100 * gains.spread / less_spread, 1), " %: scales of other blocks");
+    const auto alone = [&](double Gains::*what, double least) {
+      return gains.*what >= least && others_are(tensor, [&](const WeightLimit& limit) {
+               return less_spread * (limit.gains.*what) < gains.*what;
+             });
+    };
+    const auto text = [&](const std::string& where, double found, const char* what) {
+      return concat(printable(tensor.name), ": ", where, " the base's weights with factors that differ by ",
+                    fixed(100 * found, 1), " % beyond what rounding leaves, those of the other weights by less than ",
+                    fixed(100 * found / less_spread, 1), " %: scales of other ", what,
+                    "; quantize it anew, or give the base it was made from");
+    };
+    if (alone(&Gains::spread, least_block_spread)) {
+      const bool rows = gains.block < 0;
+      return text(rows ? std::string("rows hold") : concat("block ", gains.block, " of its rows holds"), gains.spread,
+                  rows ? "rows" : "blocks");
+    }
+    if (auto size = size_fault_of(tensor); !size.empty()) return size;
+    if (alone(&Gains::away, least_away)) return text(concat("row ", gains.away_row, " holds"), gains.away, "rows");
+    return {};
   }
 
   /// More than this was rounded in another way.
