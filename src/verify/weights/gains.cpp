@@ -21,14 +21,13 @@ struct HeldLine {
     constexpr double fewest_values = 8, well_rounded = 0.75;
     return fourths > 0 && found.squares * found.squares > fewest_values * fourths && rounded.explained() > well_rounded;
   }
-  /// It holds less than half, or more than 1.6 times, of what rounding to nearest leaves of it, beyond four standard errors:
-  /// sound weights hold 0.71 to 1.06 (limit.h), other inputs' nothing.
+  /// It holds less than half, or more than 1.6 times, of what rounding to nearest leaves of it, five standard errors away from
+  /// that: sound weights hold 0.71 to 1.06 (limit.h), other inputs' nothing.
   bool is_lost() const {
-    constexpr double errors = 4, least = 0.5, most = 1.6;
+    constexpr double errors = 5, least = 0.5, most = 1.6;
     if (!is_known()) return false;
     const double is = found.value(), usual = rounded.value();
-    return is + errors * found.error() < least * (usual - errors * rounded.error()) ||
-           is - errors * found.error() > most * (usual + errors * rounded.error());
+    return (is < least * usual || is > most * usual) && std::abs(is - usual) > errors * found.error();
   }
 };
 
@@ -90,13 +89,17 @@ class GainMeasure {
   }
 
   void look_at_rows() {
-    constexpr double surely_away = 8;
+    constexpr double surely_away = 5, fewest_values = 32;
     PlaceSpread place;
     for (size_t row = 0; row < rows_.size(); ++row) {
       const Factor& held = rows_[row].found;
       if (!rows_[row].is_known()) continue;
       place.add(held, all_.value());
-      const double away = std::abs(held.value() - all_.value()) - surely_away * held.error();
+      // As many values as a line's energy is spread over.
+      const double values = held.squares * held.squares / rows_[row].fourths;
+      const double error = held.error() * std::sqrt(static_cast<double>(held.values) / values);
+      if (values < fewest_values) continue;
+      const double away = std::abs(held.value() - all_.value()) - surely_away * error;
       if (away > result_.away) result_.away = away, result_.away_row = held_.numbers[row];
     }
     result_.spread = place.spread();

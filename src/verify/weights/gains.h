@@ -16,7 +16,7 @@ struct Gains {
   /// columns from block · width on; −1: whole rows.
   double spread = 0;
   int64_t block = -1;
-  double away = 0;  ///< how far the row that differs most does so, beyond eight standard errors
+  double away = 0;  ///< how far the row that differs most does so, beyond five standard errors
   int64_t away_row = -1;
   double all = 1;  ///< of the whole weight, over that of rounding to nearest
 };
