@@ -11,6 +11,7 @@
 #include "core/progress.h"
 #include "core/rng.h"
 #include "made_checkpoint.h"
+#include "model/layer_plan.h"
 #include "packed_model.h"
 #include "pipeline/convert_model.h"
 #include "support.h"
@@ -265,6 +266,46 @@ TEST(Folded, WithTheBaseBeforeFolding) {
       EXPECT_THAT(faults_of(compare_with_base(candidate, base)), IsEmpty()) << folded.name << ", " << dialect;
       EXPECT_THAT(check_kept(candidate, base).faults, IsEmpty()) << folded.name << ", " << dialect;
     }
+  }
+}
+
+/// Into every norm of the layers and all that reads it, by exp(spread · N(0, 1)).
+void fold_norms(MadeCheckpoint& made, const model::ModelConfig& config, double spread) {
+  std::map<std::string, std::vector<double>> folded;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const auto& group : model::input_groups(config, layer)) {
+      if (!group.norm) continue;
+      auto& scales = folded[group.norm->name];
+      if (scales.empty()) {
+        FoldedMatrix norm(made, group.norm->name + ".weight");
+        scales = random_scales(spread, false)(norm.name, std::vector<double>(norm.values.size(), 1.0));
+        for (size_t i = 0; i < scales.size(); ++i)
+          norm.values[i] = (norm.values[i] + group.norm->offset) / static_cast<float>(scales[i]) - group.norm->offset;
+      }
+      for (const auto& reader : group.names()) FoldedMatrix(made, reader + ".weight").scale_columns(scales, 1);
+    }
+  }
+}
+
+/// Norms 1 + w next to nothing, whose 16 bits do not say the factor, and mixtures whose router or experts stay in 16 bit.
+TEST(Folded, HybridsAndMixturesWithTheBaseBeforeFolding) {
+  set_progress_enabled(false);
+  for (const auto& [name, kept] : {std::pair("w4q-hybrid-tiny", ""), std::pair("w4q-mixture-tiny", "*.mlp.*")}) {
+    const test::TemporaryFolder folder;
+    const auto path = test::testdata() / name;
+    const auto base = model::open_model(path);
+    auto made = MadeCheckpoint::of(path);
+    fold_norms(made, base.config, 1.0);
+    made.write(folder / "made");
+    pipeline::QuantizeRequest request;
+    request.model = folder / "made", request.output = folder / "q";
+    if (*kept != '\0') request.keep = {kept};
+    request.scheme = formats::parse_scheme("int4-g128-f16-asym"), request.method = "rtn";
+    pipeline::quantize_model(request);
+    pipeline::convert_model({.input = folder / "q", .output = folder / "other", .to = "gptq-v2"});
+    const auto candidate = model::open_model(folder / "other");
+    EXPECT_THAT(faults_of(compare_with_base(candidate, base)), IsEmpty()) << name;
+    EXPECT_THAT(check_kept(candidate, base).faults, IsEmpty()) << name;
   }
 }
 

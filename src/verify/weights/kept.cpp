@@ -14,6 +14,7 @@
 #include "model/layer_plan.h"
 #include "model/parameters.h"
 #include "verify/weights/computation.h"
+#include "verify/weights/norm_factors.h"
 #include "verify/weights/rescaled.h"
 
 namespace w4q::verify {
@@ -50,6 +51,10 @@ int64_t first_difference(const TensorView& ours, const TensorView& theirs) {
 std::string place_text(int64_t at, const Shape& shape) {
   return shape.size() == 2 ? concat("[", at / shape[1], ", ", at % shape[1], "]") : concat("[", at, "]");
 }
+
+/// Of a weight of 8 bits that carries a norm's factor: four roundings by 2^-8 at most, of norm and weight, before and behind
+/// what else is folded into them; and what is next to nothing in F16.
+constexpr double most_folding_error = 0x1p-6, least_f16 = 0x1p-23;
 
 bool is_norm(const model::Parameter& parameter) {
   return parameter.shape.size() == 1 && parameter.name.ends_with("norm.weight");
@@ -149,13 +154,26 @@ class KeptCheck {
       return fault(name, concat("has shape ", shape_text(ours->shape), ", in the base ", shape_text(theirs->shape)));
     }
     const int64_t at = first_difference(ours.view(), theirs.view());
-    if (at < 0) return void(++same_);
+    if (at < 0) return look_at_same(parameter, ours.view(), theirs.view());
     const std::string difference =
         concat("is not the base's: ", place_text(at, ours->shape), " is ", values_of(ours.view(), at, at + 1).front(),
                ", in the base ", values_of(theirs.view(), at, at + 1).front());
     const std::string problem = may_be_folded(parameter, ours.view(), theirs.view());
     if (!problem.empty()) return fault(name, problem == "no" ? difference : concat(difference, "; ", problem));
     ++rescaled_;
+  }
+
+  /// A weight that is the base's although the norm before it is not.
+  void look_at_same(const model::Parameter& parameter, const TensorView& ours, const TensorView& theirs) {
+    ++same_;
+    if (!parameter.linear || candidate_.config.architecture == nullptr) return;
+    const auto place = model::find_linear(candidate_.config, model::module_path(parameter.name));
+    if (!place || !place->group.norm || candidate_.folder.tuned.contains(place->group.norm->name + ".weight")) return;
+    if (holds_base_values(candidate_, base_, place->group.norm->name + ".weight")) return;
+    const std::string problem = folded_weight(place->linear.name, ours, theirs);
+    if (!problem.empty())
+      fault(parameter.name,
+            concat("is the base's, but ", printable(place->group.norm->name), " before it is not: ", problem));
   }
 
   /// What no architecture asks for, towers and layers for further tokens, and anything of one that is not known. A folder of
@@ -249,12 +267,15 @@ class KeptCheck {
     return "no";
   }
 
+  /// Readers that stayed in 16 bit are asked one by one whether they carry the factors; packed ones by their errors.
   std::string folded_norm(const model::InputGroup& group, const TensorView& ours, const TensorView& theirs,
                           float offset) const {
-    const auto names = group.names();
-    const bool packed = std::ranges::any_of(
-        names, [&](const auto& name) { return candidate_.folder.quantization.find(name) != nullptr; });
-    return packed ? positive_factors(ours, theirs, offset) : "no weight behind it is packed";
+    const auto names = norm_readers(candidate_.config, group);
+    const auto packed = [&](const auto& name) { return candidate_.folder.quantization.find(name) != nullptr; };
+    const auto scaled = [&](const auto& name) { return !holds_base_values(candidate_, base_, name + ".weight"); };
+    if (!std::ranges::any_of(names, packed) && !std::ranges::all_of(names, scaled))
+      return "no weight behind it is packed, and not all of them carry its factors";
+    return positive_factors(ours, theirs, offset);
   }
 
   /// Distillation goes by small steps: a factor a channel, none of them far from one where nothing was folded.
@@ -267,15 +288,18 @@ class KeptCheck {
 
   /// One factor a channel, and not the same in all.
   static std::string positive_factors(const TensorView& ours, const TensorView& theirs, float offset) {
-    const int64_t size = element_count(ours.shape);
-    const auto a = values_of(ours, 0, size), b = values_of(theirs, 0, size);
     double least = INFINITY, most = 0;
-    for (size_t i = 0; i < a.size(); ++i) {
-      const double is = double{a[i]} + double{offset}, was = double{b[i]} + double{offset};
+    const auto factors = norm_factors(ours, theirs, offset);
+    for (size_t i = 0; i < factors.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      const auto next_to_nothing = [&](const TensorView& norm) {
+        return std::abs(values_of(norm, at, at + 1).front() + offset) < 1e-6f;
+      };
       // What is next to nothing in a 16-bit type has no factor that could be told.
-      if (std::abs(was) < 1e-6 && std::abs(is) < 1e-6) continue;
-      const double factor = is / was;
-      if (!(factor > 0) || !std::isfinite(factor)) return concat("no positive factor in channel ", i);
+      if (next_to_nothing(ours) && next_to_nothing(theirs)) continue;
+      if (!factors[i].possible) return concat("no positive factor in channel ", i);
+      if (!factors[i].known) continue;
+      const double factor = 1 / double{factors[i].factor};
       least = std::min(least, factor), most = std::max(most, factor);
     }
     // Folding makes channels alike; what is the same in all changes nothing but the size of what is computed. Distillation
@@ -325,7 +349,13 @@ class KeptCheck {
       for (size_t c = 0; c < a.size(); ++c) {
         const double wanted = double{b[c]} * (units.cols.empty() ? 1.0 : double{units.cols[c]}) *
                               (units.rows.empty() ? 1.0 : double{units.rows[static_cast<size_t>(row)]});
-        noise += (a[c] - wanted) * (a[c] - wanted), signal += wanted * wanted;
+        const double error = std::abs(a[c] - wanted);
+        noise += error * error, signal += wanted * wanted;
+        const bool known = !units.measured && (units.unsure.empty() || units.unsure[c] == 0);
+        if (known && error > most_folding_error * std::abs(wanted) + least_f16) {
+          return concat(place_text(row * k + static_cast<int64_t>(c), ours.shape),
+                        " with the factor of its channel is ", wanted);
+        }
       }
     }
     // Two roundings to 16 bit, of it and of the norm.

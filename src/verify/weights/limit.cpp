@@ -155,7 +155,8 @@ std::vector<float> rounded_rows(const PackedLinear& packed, std::span<const floa
 }
 
 /// Counts codes that are not the nearest to what is left for their pass.
-void count_off(const PackedLinear& packed, std::vector<float> rest, bool folded, std::vector<RoundedRow>& rows) {
+void count_off(const PackedLinear& packed, std::vector<float> rest, bool folded, const std::vector<uint8_t>& unsure,
+               std::vector<RoundedRow>& rows) {
   const auto k = static_cast<size_t>(packed.passes.front().k);
   const auto scale = packed.input_scale;
   for (size_t i = 0; !scale.empty() && i < rest.size(); ++i) rest[i] *= scale[i % k];
@@ -170,6 +171,7 @@ void count_off(const PackedLinear& packed, std::vector<float> rest, bool folded,
       const auto values = std::span(rest).subspan(i * k, k);
       if (turn != nullptr) turn->rotate(values);
       codes.look_at(row.row, values, [&](int64_t col) {
+        if (!unsure.empty() && unsure[static_cast<size_t>(col)] != 0) return;
         if (row.off++ == 0) row.first_off = col;
       });
       if (pass + 1 == packed.passes.size()) continue;
@@ -220,6 +222,24 @@ void apply(const Units& units, const std::vector<RoundedRow>& rows, std::vector<
 constexpr float same_value = 1e-5f, same_folded = 0.02f;
 /// Of the distance between two values: scales are stored to 20 bits or to 24.
 constexpr double same_distance = 1e-3;
+
+/// Inputs that share a scale of a row, where they stand together.
+size_t block_of(const PackedLinear& packed) {
+  const auto& scheme = packed.passes.front().scheme;
+  const bool apart = scheme.act_order || formats::shares_bits(scheme) || scheme.family == SchemeFamily::lut;
+  if (apart || packed.passes.size() > 1 || !packed.rotations.empty() || scheme.block <= 0) return 0;
+  return static_cast<size_t>(scheme.block);
+}
+
+Gains measured_gains(const PackedLinear& packed, const std::vector<RoundedRow>& rows, const Units& units,
+                     HeldRows held) {
+  for (const RoundedRow& row : rows) held.numbers.push_back(row.row);
+  held.unsure = units.unsure;
+  Gains gains = gains_of(held, block_of(packed));
+  // Scales of groups are those of channels whose factors are not known, where these are the loud ones.
+  if (!units.unsure.empty()) gains.spread = gains.away = 0, gains.all = 1;
+  return gains;
+}
 
 void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded, float same,
              RoundedRow& row) {
@@ -312,8 +332,10 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
     limit.rounded_noise += row.rounded_noise, limit.rounded_product += row.rounded_product;
   }
   limit.values = static_cast<int64_t>(values.size());
-  limit.measured = units.measured;
-  if (!units.measured) count_off(**packed, std::move(values), folded, limit.rows);
+  if (!units.measured) limit.gains = measured_gains(**packed, limit.rows, units, {values, found, rounded, k});
+  // Rotations spread what is not known over all inputs.
+  limit.measured = units.measured || (!units.unsure.empty() && !(*packed)->rotations.empty());
+  if (!limit.measured) count_off(**packed, std::move(values), folded, units.unsure, limit.rows);
   return limit;
 }
 

@@ -9,6 +9,7 @@
 #include "formats/packed.h"
 #include "kernels/linear/linear.h"
 #include "model/weight_error.h"
+#include "verify/weights/gains.h"
 
 namespace w4q::verify {
 
@@ -23,6 +24,8 @@ inline constexpr double least_gain = 0.5, most_gain = 1.6;
 struct Units {
   std::vector<float> rows = {}, cols = {};
   bool measured = false;  ///< from packed rows, and thus known to their noise alone
+  /// 1 where the factor of a column is known within wide bounds only: its codes say nothing by themselves. Empty: nowhere.
+  std::vector<uint8_t> unsure = {};
 };
 
 /// Some rows of a weight, held against the same rows of the base rounded to nearest.
@@ -45,6 +48,7 @@ struct WeightLimit {
   int64_t values = 0;                                                                 ///< of all rows
   bool measured = false;  ///< Units::measured: nothing is said of single codes
   bool folded = false;    ///< the base's weight was brought into other units
+  Gains gains = {};       ///< of rows, columns and blocks; nothing of them where units were measured
   double usual = 0;       ///< Σ (w − ŵ)² / Σ w² of rounding normal weights to as many bits: no less is asked for
 
   double sqnr() const noexcept;   ///< found, dB

@@ -16,43 +16,15 @@ namespace {
 using kernels::LinearWeight;
 
 /// Rows that are decoded together.
-constexpr int64_t row_block = 16;
+constexpr int64_t row_block = decoded_rows;
 
-std::vector<float> load_vector(const checkpoint::Folder& source, const std::string& name, int64_t size) {
-  const auto loaded = source.tensors.load(name);
+io::LoadedTensor load_norm(const checkpoint::Folder& source, const std::string& name, int64_t size) {
+  auto loaded = source.tensors.load(name);
   if (loaded->shape != Shape{size}) {
     throw Error(ErrorCode::mismatch, concat(printable(name), ": shape ", shape_text(loaded->shape)))
         .detail(concat("expected ", shape_text({size})));
   }
-  std::vector<float> values(static_cast<size_t>(size));
-  widen(loaded->bytes, loaded->dtype, values);
-  return values;
-}
-
-double dot(const float* a, const float* b, int64_t count) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += double{a[i]} * double{b[i]};
-  return sum;
-}
-
-/// The number that each row of `stored` was divided by: of all s, the one for which the error of s · stored is
-/// orthogonal to the base's row, which rounding leaves nearly unbiased.
-std::vector<float> measure_rows(const LinearWeight& base, const LinearWeight& stored,
-                                const std::vector<float>& columns) {
-  std::vector<float> result(static_cast<size_t>(stored.n), 1.0f);
-  parallel_for(stored.n, row_block, [&](int64_t begin, int64_t end) {
-    std::vector<float> a(static_cast<size_t>((end - begin) * stored.k)), b(a.size());
-    kernels::decode_rows(base, begin, end, {a.data(), end - begin, stored.k});
-    kernels::decode_rows(stored, begin, end, {b.data(), end - begin, stored.k});
-    for (int64_t r = begin; r < end; ++r) {
-      float* wanted = a.data() + (r - begin) * stored.k;
-      for (int64_t c = 0; c < stored.k; ++c) wanted[c] *= columns[static_cast<size_t>(c)];
-      const double norm = dot(wanted, wanted, stored.k),
-                   product = dot(wanted, b.data() + (r - begin) * stored.k, stored.k);
-      if (norm > 0 && product > 0) result[static_cast<size_t>(r)] = static_cast<float>(norm / product);
-    }
-  });
-  return result;
+  return loaded;
 }
 
 /// The number that each column of `stored` was multiplied by, by least squares. Its rows are as they were.
@@ -78,6 +50,17 @@ std::vector<float> measure_columns(const LinearWeight& base, const LinearWeight&
   return result;
 }
 
+/// What rows are multiplied by, as the columns say whose factors are known: those of ups and values may be folded, too.
+std::vector<float> rows_behind(const LinearWeight& base, const LinearWeight& stored,
+                               const std::vector<NormFactor>& factors) {
+  std::vector<float> columns(factors.size()), rows;
+  for (size_t c = 0; c < factors.size(); ++c) columns[c] = factors[c].known ? factors[c].factor : 0;
+  for (const Factor& row : row_factors_of(base, stored, columns)) {
+    rows.push_back(row.products > 0 ? static_cast<float>(row.value()) : 0);
+  }
+  return rows;
+}
+
 /// Of each of k columns, the factor of the row that writes it; one where there is none.
 std::vector<float> channel_factors(const model::InputGroup& group, const std::vector<float>& rows, int64_t k) {
   std::vector<float> result(static_cast<size_t>(k), 1.0f);
@@ -88,10 +71,23 @@ std::vector<float> channel_factors(const model::InputGroup& group, const std::ve
   return result;
 }
 
-/// Rows of what reads scaled rows that are asked.
-constexpr int64_t asked_rows = 256;
+/// By how much more of a row than of the columns that read it rounding must have taken for these to know its factor better.
+constexpr double better_known = 2;
 /// A factor is another one beyond so many standard errors.
 constexpr double surely = 4;
+
+/// One factor of what several say, each as far as it knows it.
+struct WeighedFactor {
+  double weight = 0, sum = 0;
+
+  void add(const Factor& factor) noexcept {
+    if (!(factor.squares > 0) || !(factor.value() > surely * factor.error())) return;
+    const double error = std::max(factor.error() / factor.value(), 1e-6);
+    weight += 1 / (error * error), sum += factor.value() / (error * error);
+  }
+  /// 0: nobody knows it.
+  float value() const noexcept { return weight > 0 ? static_cast<float>(sum / weight) : 0; }
+};
 
 /// Columns whose own factor is that of the row that writes them, and those that have none although the row has.
 struct CarriedColumns {
@@ -101,41 +97,7 @@ struct CarriedColumns {
   bool carry() const noexcept { return with > 2 * without && 256 * with > all; }
 };
 
-/// Of sums over rows of a column: what the base's is multiplied by to come nearest to the stored one, and its standard
-/// error.
-struct ColumnFactor {
-  double products = 0, squares = 0, found = 0;
-  int64_t rows = 0;
-
-  double value() const noexcept { return products / squares; }
-  double error() const noexcept {
-    const double rest = std::max(0.0, found - products * products / squares);
-    return std::sqrt(rest / squares / static_cast<double>(rows));
-  }
-};
-
-std::vector<ColumnFactor> column_factors(const LinearWeight& base, const LinearWeight& stored) {
-  const auto k = static_cast<size_t>(stored.k);
-  const int64_t blocks = (stored.n + row_block - 1) / row_block;
-  const int64_t taken = std::clamp<int64_t>(asked_rows / row_block, 1, blocks);
-  std::vector<float> a(static_cast<size_t>(row_block) * k), b(a.size());
-  std::vector<ColumnFactor> columns(k);
-  for (int64_t i = 0; i < taken; ++i) {
-    const int64_t begin = i * blocks / taken * row_block, end = std::min(begin + row_block, stored.n);
-    kernels::decode_rows(base, begin, end, {a.data(), end - begin, stored.k});
-    kernels::decode_rows(stored, begin, end, {b.data(), end - begin, stored.k});
-    for (size_t row = 0; row < static_cast<size_t>(end - begin); ++row) {
-      for (size_t c = 0; c < k; ++c) {
-        const double wanted = a[row * k + c], found = b[row * k + c];
-        columns[c].products += wanted * found, columns[c].squares += wanted * wanted, columns[c].found += found * found;
-      }
-    }
-    for (auto& column : columns) column.rows += end - begin;
-  }
-  return columns;
-}
-
-void ask_columns(const std::vector<ColumnFactor>& columns, const std::vector<float>& of_rows, CarriedColumns& result) {
+void ask_columns(const std::vector<Factor>& columns, const std::vector<float>& of_rows, CarriedColumns& result) {
   for (size_t c = 0; c < columns.size(); ++c) {
     if (!(columns[c].squares > 0)) continue;
     ++result.all;
@@ -149,6 +111,23 @@ void ask_columns(const std::vector<ColumnFactor>& columns, const std::vector<flo
 }
 
 }  // namespace
+
+std::vector<std::string> norm_readers(const model::ModelConfig& config, const model::InputGroup& group) {
+  constexpr size_t enough = 16;
+  std::vector<std::string> readers;
+  for (const auto& each : model::input_groups(config, model::find_linear(config, group.name())->layer)) {
+    if (!each.norm || each.norm->name != group.norm->name) continue;
+    for (const auto& linear : each.linears) {
+      if (readers.size() < enough) readers.push_back(linear.name);
+    }
+  }
+  return readers;
+}
+
+bool gives_rows(const model::ModelConfig& config, const std::string& module) {
+  const auto groups = model::input_groups(config, model::find_linear(config, module)->layer);
+  return std::ranges::find(groups, module, &model::InputGroup::producer) != groups.end();
+}
 
 LinearWeight stored_weight(const checkpoint::Folder& source, const std::string& module) {
   if (const auto* info = source.quantization.find(module)) {
@@ -193,12 +172,15 @@ bool RescaledWeights::folds(const std::string& producer) {
   return folds_[producer] = !are_plain(producer, members) || carries_rows(producer, members);
 }
 
-bool RescaledWeights::are_plain(const std::string& producer, std::vector<std::string> consumers) const {
+bool RescaledWeights::are_plain(const std::string& producer, std::vector<std::string> consumers) {
   consumers.push_back(producer);
   return std::ranges::all_of(consumers, [&](const std::string& module) {
     const auto member = model::find_linear(candidate_.config, module);
     Units units;
-    if (member->group.norm) units.cols = norm_ratio(member->group, member->linear.k);
+    if (member->group.norm) {
+      const auto& scales = norm_scales(member->group, member->linear.k);
+      units.cols = scales.factors, units.unsure = scales.unsure;
+    }
     const auto limit =
         limit_of(stored_weight(base_.folder, module), stored_weight(candidate_.folder, module), units, {});
     return !limit || (limit->holds() && limit->worst_row() == nullptr);
@@ -219,47 +201,111 @@ bool RescaledWeights::carries_rows(const std::string& producer, const std::vecto
   return columns.carry();
 }
 
-std::vector<float> RescaledWeights::norm_ratio(const model::InputGroup& group, int64_t size) const {
-  const model::PlannedNorm& norm = *group.norm;
-  std::vector<float> result(static_cast<size_t>(size), 1.0f);
-  const std::string name = norm.name + ".weight";
-  if (!is_rescaled_norm(name)) return result;
+const ChannelScales& RescaledWeights::norm_scales(const model::InputGroup& group, int64_t size) {
+  const std::string name = group.norm->name + ".weight";
+  if (const auto known = norms_.find(name); known != norms_.end()) return known->second;
+  ChannelScales& scales = norms_[name] = {std::vector<float>(static_cast<size_t>(size), 1.0f)};
+  if (!is_rescaled_norm(name)) return scales;
   if (candidate_.folder.tuned.contains(name)) {
     const std::string first = group.names().front();
-    return measure_columns(stored_weight(base_.folder, first), stored_weight(candidate_.folder, first));
+    scales.factors = measure_columns(stored_weight(base_.folder, first), stored_weight(candidate_.folder, first));
+    return scales;
   }
-  const auto before = load_vector(base_.folder, name, size), after = load_vector(candidate_.folder, name, size);
-  for (size_t c = 0; c < result.size(); ++c) {
-    const float was = before[c] + norm.offset, is = after[c] + norm.offset;
-    if (is != 0 && was != 0) result[c] = was / is;
+  const auto before = load_norm(base_.folder, name, size), after = load_norm(candidate_.folder, name, size);
+  const auto factors = norm_factors(after.view(), before.view(), group.norm->offset);
+  std::ranges::transform(factors, scales.factors.begin(), &NormFactor::factor);
+  if (!std::ranges::all_of(factors, &NormFactor::known)) measure_unsure(group, factors, scales);
+  return scales;
+}
+
+void RescaledWeights::measure_unsure(const model::InputGroup& group, const std::vector<NormFactor>& factors,
+                                     ChannelScales& scales) const {
+  std::vector<WeighedFactor> told(factors.size());
+  auto readers = norm_readers(candidate_.config, group);
+  // Rows of values and ups may have been folded, too: these are asked where nobody else reads the norm.
+  const auto gives = [&](const std::string& module) { return gives_rows(candidate_.config, module); };
+  const bool rows = std::ranges::all_of(readers, gives);
+  if (!rows) std::erase_if(readers, gives);
+  for (const std::string& module : readers) {
+    const auto base = stored_weight(base_.folder, module), stored = stored_weight(candidate_.folder, module);
+    if (base.n != stored.n || base.k != stored.k || static_cast<size_t>(base.k) != told.size()) continue;
+    const auto columns = column_factors(base, stored, rows ? rows_behind(base, stored, factors) : std::vector<float>{});
+    for (size_t c = 0; c < told.size(); ++c) told[c].add(columns[c]);
   }
-  return result;
+  scales.unsure.resize(factors.size());
+  for (size_t c = 0; c < factors.size(); ++c) {
+    if (factors[c].known) continue;
+    scales.factors[c] = factors[c].nearest(told[c].value());
+    scales.unsure[c] = 1;
+  }
 }
 
 std::vector<float> RescaledWeights::columns(const std::string& module, int64_t k) {
   const auto group = model::find_linear(candidate_.config, module)->group;
-  if (group.norm) return norm_ratio(group, k);
+  if (group.norm) return norm_scales(group, k).factors;
   const bool carries = !group.producer.empty() && folds(group.producer);
   return channel_factors(group, carries ? rows(group.producer) : std::vector<float>{}, k);
 }
 
 const std::vector<float>& RescaledWeights::rows(const std::string& module) {
-  const auto found = rows_.find(module);
-  if (found != rows_.end()) return found->second;
+  const auto known = rows_.find(module);
+  if (known != rows_.end()) return known->second;
   const auto stored = stored_weight(candidate_.folder, module), base = stored_weight(base_.folder, module);
   if (stored.n != base.n || stored.k != base.k) {
     throw Error(ErrorCode::mismatch, concat(printable(module), ": its size is not the base's"));
   }
-  return rows_.emplace(module, measure_rows(base, stored, columns(module, stored.k))).first->second;
+  const auto factors = row_factors_of(base, stored, columns(module, stored.k));
+  std::vector<float> result(factors.size(), 1.0f);
+  for (size_t row = 0; row < factors.size(); ++row) {
+    if (factors[row].explained() > 0) result[row] = static_cast<float>(1 / factors[row].value());
+  }
+  ask_readers(module, factors, result);
+  return rows_.emplace(module, std::move(result)).first->second;
+}
+
+void RescaledWeights::ask_readers(const std::string& module, const std::vector<Factor>& rows,
+                                  std::vector<float>& result) const {
+  std::vector<Factor> columns(rows.size());
+  const int64_t layer = model::find_linear(candidate_.config, module)->layer;
+  for (const auto& group : model::input_groups(candidate_.config, layer)) {
+    if (group.producer != module) continue;
+    for (const std::string& reader : group.names()) {
+      const auto base = stored_weight(base_.folder, reader), stored = stored_weight(candidate_.folder, reader);
+      if (base.n != stored.n || base.k != stored.k) continue;
+      const auto of_reader = column_factors(base, stored);
+      for (int64_t c = 0; c < stored.k; ++c) {
+        const auto channel = static_cast<size_t>(group.producer_channel(c));
+        if (channel < columns.size()) columns[channel].add(of_reader[static_cast<size_t>(c)]);
+      }
+    }
+  }
+  for (size_t row = 0; row < rows.size(); ++row) {
+    const double of_row = 1 - rows[row].explained(), of_columns = 1 - columns[row].explained();
+    if (better_known * of_columns < of_row) result[row] = static_cast<float>(columns[row].value());
+  }
 }
 
 Units RescaledWeights::units(const std::string& module) {
   const auto place = model::find_linear(candidate_.config, module);
   if (!place || !is_rescaled(module)) return {};
-  Units result{.cols = columns(module, stored_weight(candidate_.folder, module).k)};
+  const int64_t width = stored_weight(candidate_.folder, module).k;
+  Units result{.cols = columns(module, width)};
+  if (place->group.norm) result.unsure = norm_scales(place->group, width).unsure;
   if (folds(module)) result.rows = rows(module);
   result.measured = folds(module) || (!place->group.producer.empty() && folds(place->group.producer));
   for (float& scale : result.rows) scale = 1 / scale;
+  return result;
+}
+
+std::optional<Units> RescaledWeights::measured_units(const std::string& module) {
+  if (says_so()) return std::nullopt;
+  const auto place = model::find_linear(candidate_.config, module);
+  if (!place) return std::nullopt;
+  const bool rows = gives_rows(candidate_.config, module), columns = !place->group.producer.empty();
+  if (!rows && !columns) return std::nullopt;
+  Units result = units(module);
+  if (columns) result.cols = channel_factors(place->group, this->rows(place->group.producer), place->linear.k);
+  if (rows) result.rows = row_factors(module);
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include "core/text.h"
 #include "model/parameters.h"
 #include "verify/rungs.h"
+#include "verify/weights/carried.h"
 #include "verify/weights/kept.h"
 #include "verify/weights/rescaled.h"
 
@@ -31,6 +32,12 @@ std::string fault_of(const TensorError& tensor) {
     return concat(printable(tensor.name), ": ", tensor.scheme, " is ", fixed(limit.sqnr(), 2),
                   " dB from the base's weight, at least ", fixed(limit.floor(), 2), " expected; ",
                   fixed(limit.gain(), 2), " of its size, ", least_gain, " to ", most_gain, " expected", remedy);
+  }
+  if (const Gains& gains = limit.gains; gains.row >= 0 || gains.column >= 0) {
+    const bool row = gains.row >= 0;
+    return concat(printable(tensor.name), ": ", row ? "row " : "column ", row ? gains.row : gains.column, " holds ",
+                  fixed(row ? gains.row_gain : gains.column_gain, 2), " of the base's, ", least_gain, " to ", most_gain,
+                  " expected: its codes or scales are others'", remedy);
   }
   const RoundedRow* row = limit.worst_row();
   return concat(printable(tensor.name), ": row ", row->row, " has ", fixed(row->noise / row->rounded_noise, 1),
@@ -61,7 +68,8 @@ class RoundingJudge {
                     ", the first in row ", row->row, ", column ", (*row).*first,
                     "; in the other weights none is; quantize it anew, or give the base it was made from");
     }
-    return scale_fault_of(tensor);
+    auto rows = scale_fault_of(tensor);
+    return rows.empty() ? block_fault_of(tensor) : rows;
   }
 
  private:
@@ -76,6 +84,43 @@ class RoundingJudge {
                   fixed(100 * spread, 1),
                   " % from row to row to come nearest to the base's, those of the other weights ", "by less than ",
                   fixed(100 * sound_spread, 0), " %: scales of other rows");
+  }
+
+  /// Deviations of blocks of one place, and by how much those of others must be less.
+  static constexpr double least_block_spread = 0.04, least_away = 0.1, less_spread = 4;
+
+  /// All of a weight larger or smaller than rounding leaves it, where no other is.
+  std::string size_fault_of(const TensorError& tensor) const {
+    const double away = std::abs(tensor.limit->gains.all - 1);
+    const auto near = [&](const WeightLimit& limit) { return less_spread * std::abs(limit.gains.all - 1) < away; };
+    if (away < least_block_spread || !others_are(tensor, near)) return {};
+    return concat(printable(tensor.name), ": holds ", fixed(tensor.limit->gains.all, 3),
+                  " of what rounding to nearest leaves of the base's, ", "the other weights within ",
+                  fixed(100 * away / less_spread, 1),
+                  " % of it: its scales are of another size; quantize it anew, or give the base it was made from");
+  }
+
+  std::string block_fault_of(const TensorError& tensor) const {
+    const Gains& gains = tensor.limit->gains;
+    const auto alone = [&](double Gains::*what, double least) {
+      return gains.*what >= least && others_are(tensor, [&](const WeightLimit& limit) {
+               return less_spread * (limit.gains.*what) < gains.*what;
+             });
+    };
+    const auto text = [&](const std::string& where, double found, const char* what) {
+      return concat(printable(tensor.name), ": ", where, " the base's weights with factors that differ by ",
+                    fixed(100 * found, 1), " % beyond what rounding leaves, those of the other weights by less than ",
+                    fixed(100 * found / less_spread, 1), " %: scales of other ", what,
+                    "; quantize it anew, or give the base it was made from");
+    };
+    if (alone(&Gains::spread, least_block_spread)) {
+      const bool rows = gains.block < 0;
+      return text(rows ? std::string("rows hold") : concat("block ", gains.block, " of its rows holds"), gains.spread,
+                  rows ? "rows" : "blocks");
+    }
+    if (auto size = size_fault_of(tensor); !size.empty()) return size;
+    if (alone(&Gains::away, least_away)) return text(concat("row ", gains.away_row, " holds"), gains.away, "rows");
+    return {};
   }
 
   /// More than this was rounded in another way.
@@ -137,10 +182,26 @@ bool are_many(const Units& units) {
   return !units.rows.empty() || few * changed > std::ssize(units.cols);
 }
 
+/// Scales that hardly differ from one leave no trace but codes that are the nearest behind them.
+void count_off_behind_rows(WeightLimit& limit, const std::string& name, const model::OpenedModel& candidate,
+                           const model::OpenedModel& base, RescaledWeights& weights,
+                           std::span<const model::WeightError> errors) {
+  if (limit.count(&RoundedRow::off) == 0) return;
+  const auto units = weights.measured_units(name);
+  if (!units) return;
+  const auto behind = limit_of(stored_weight(base.folder, name), stored_weight(candidate.folder, name), *units, errors);
+  if (!behind || behind->rows.size() != limit.rows.size()) return;
+  for (size_t i = 0; i < limit.rows.size(); ++i) {
+    if (behind->rows[i].off >= limit.rows[i].off) continue;
+    limit.rows[i].off = behind->rows[i].off, limit.rows[i].first_off = behind->rows[i].first_off;
+  }
+}
+
 }  // namespace
 
 WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base) {
   WeightReport report;
+  report.norms = norms_not_carried(candidate, base);
   const checkpoint::QuantizationConfig& quantization = candidate.folder.quantization;
   RescaledWeights weights(candidate, base);
   // Of an architecture that is not known nobody can tell what another program's norms gave their factors to.
@@ -153,8 +214,9 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
     std::vector<model::WeightError> rows;
     const auto error = model::compare_weights(wanted, weights.effective(name), &rows);
     const bool judged = !unknown.contains(model::layer_numbers(name).layer);
-    const auto limit =
+    auto limit =
         judged ? limit_of(wanted, stored_weight(candidate.folder, name), weights.units(name), rows) : std::nullopt;
+    if (limit) count_off_behind_rows(*limit, name, candidate, base, weights, rows);
     report.tensors.push_back({name, scheme_text(info), error, limit, are_many(weights.units(name))});
     report.total.add(error);
     progress.advance(1);
@@ -163,11 +225,12 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
 }
 
 std::vector<std::string> faults_of(const WeightReport& report) {
-  std::vector<std::string> faults;
+  std::vector<std::string> faults = report.norms;
   const RoundingJudge judge(report);
   for (const auto& tensor : report.tensors) {
     if (!tensor.limit) continue;
-    if (!tensor.limit->holds() || tensor.limit->worst_row() != nullptr) {
+    const Gains& gains = tensor.limit->gains;
+    if (!tensor.limit->holds() || gains.row >= 0 || gains.column >= 0 || tensor.limit->worst_row() != nullptr) {
       faults.push_back(fault_of(tensor));
     } else if (auto fault = judge.fault_of(tensor); !fault.empty()) {
       faults.push_back(std::move(fault));

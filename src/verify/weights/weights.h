@@ -22,7 +22,8 @@ struct TensorError {
 struct WeightReport {
   std::vector<TensorError> tensors;
   model::WeightError total;
-  int64_t rescaled = 0;  ///< packed weights that carry folded scales, which were undone (rescaled.h)
+  std::vector<std::string> norms;  ///< faults of norms whose factors nothing carries (carried.h)
+  int64_t rescaled = 0;            ///< packed weights that carry folded scales, which were undone (rescaled.h)
 };
 
 /// Compares every packed linear, folded scales undone, with the base's weight. Throws as loading does, mismatch for
