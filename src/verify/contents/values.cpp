@@ -308,7 +308,7 @@ std::vector<int64_t> evenly(int64_t count, int64_t most) {
 /// magnitudes, which make scales, are so but for 10 %, and codes make up for it. Of large matrices 8 rows and 8 columns of
 /// blocks are taken, of stacks as many of some experts, and of each block 16 rows, which leave 3 %.
 Grid grid_of(const Blocks& blocks, int64_t experts) {
-  constexpr int64_t most_blocks = 256, fewest_free = 3, most_taken = 8, most_experts = 8;
+  constexpr int64_t most_blocks = 256, fewest_free = 8, most_taken = 8, most_experts = 8;
   const auto count = std::ssize(blocks.scales());
   const int64_t matrices = std::max<int64_t>(1, experts), across = blocks.across();
   const int64_t down = across > 0 ? count / across / matrices : 0;

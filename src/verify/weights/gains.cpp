@@ -31,24 +31,9 @@ struct HeldLine {
   }
 };
 
-/// Of blocks of one place, in all rows.
-struct PlaceSpread {
-  double squares = 0, chance = 0, count = 0;
-
-  void add(const Factor& block, double usual) {
-    if (!(block.squares > 0)) return;
-    const double away = block.value() - usual, error = block.error();
-    // Of blocks beside louder ones rounding may leave anything.
-    if (error > 0.2) return;
-    squares += away * away, chance += error * error, ++count;
-  }
-  double spread() const { return count < 16 ? 0 : std::sqrt(std::max(0.0, (squares - 1.5 * chance) / count)); }
-};
-
 class GainMeasure {
  public:
-  GainMeasure(const HeldRows& held, size_t block)
-      : held_(held), block_(block), columns_(held.width), rows_(held.numbers.size()) {}
+  explicit GainMeasure(const HeldRows& held) : held_(held), columns_(held.width), rows_(held.numbers.size()) {}
 
   Gains run() {
     for (size_t row = 0; row < held_.numbers.size(); ++row) add_row(row);
@@ -59,8 +44,6 @@ class GainMeasure {
       result_.column = column - columns_.data(), result_.column_gain = column->found.value();
     }
     if (all_.squares > 0 && rounded_.value() > 0) result_.all = all_.value() / rounded_.value();
-    look_at_rows();
-    if (block_ > 1 && block_ < held_.width) look_at_blocks();
     return result_;
   }
 
@@ -88,41 +71,7 @@ class GainMeasure {
     return found == lines.end() ? nullptr : &*found;
   }
 
-  void look_at_rows() {
-    constexpr double surely_away = 5, fewest_values = 32;
-    PlaceSpread place;
-    for (size_t row = 0; row < rows_.size(); ++row) {
-      const Factor& held = rows_[row].found;
-      if (!rows_[row].is_known()) continue;
-      place.add(held, all_.value());
-      // As many values as a line's energy is spread over.
-      const double values = held.squares * held.squares / rows_[row].fourths;
-      const double error = held.error() * std::sqrt(static_cast<double>(held.values) / values);
-      if (values < fewest_values) continue;
-      const double away = std::abs(held.value() - all_.value()) - surely_away * error;
-      if (away > result_.away) result_.away = away, result_.away_row = held_.numbers[row];
-    }
-    result_.spread = place.spread();
-  }
-
-  void look_at_blocks() {
-    for (size_t begin = 0; begin < held_.width; begin += block_) {
-      PlaceSpread place;
-      for (size_t row = 0; row < held_.numbers.size(); ++row) {
-        Factor block;
-        for (size_t c = begin; c < std::min(begin + block_, held_.width); ++c) {
-          const size_t at = row * held_.width + c;
-          if (!is_unsure(c)) block.add(double{held_.base[at]}, double{held_.found[at]});
-        }
-        place.add(block, all_.value());
-      }
-      if (place.spread() <= result_.spread) continue;
-      result_.spread = place.spread(), result_.block = static_cast<int64_t>(begin / block_);
-    }
-  }
-
   const HeldRows& held_;
-  size_t block_;
   std::vector<HeldLine> columns_, rows_;
   Factor all_, rounded_;
   double energy_ = 0;
@@ -131,6 +80,6 @@ class GainMeasure {
 
 }  // namespace
 
-Gains gains_of(const HeldRows& rows, size_t block) { return GainMeasure(rows, block).run(); }
+Gains gains_of(const HeldRows& rows) { return GainMeasure(rows).run(); }
 
 }  // namespace w4q::verify

@@ -289,6 +289,7 @@ class KeptCheck {
   /// One factor a channel, and not the same in all.
   static std::string positive_factors(const TensorView& ours, const TensorView& theirs, float offset) {
     double least = INFINITY, most = 0;
+    bool all_known = true;
     const auto factors = norm_factors(ours, theirs, offset);
     for (size_t i = 0; i < factors.size(); ++i) {
       const auto at = static_cast<int64_t>(i);
@@ -298,6 +299,7 @@ class KeptCheck {
       // What is next to nothing in a 16-bit type has no factor that could be told.
       if (next_to_nothing(ours) && next_to_nothing(theirs)) continue;
       if (!factors[i].possible) return concat("no positive factor in channel ", i);
+      all_known = all_known && factors[i].known;
       if (!factors[i].known) continue;
       const double factor = 1 / double{factors[i].factor};
       least = std::min(least, factor), most = std::max(most, factor);
@@ -305,7 +307,7 @@ class KeptCheck {
     // Folding makes channels alike; what is the same in all changes nothing but the size of what is computed. Distillation
     // may leave all as good as they were.
     constexpr double hardly = 1.02;
-    if (most < least * hardly && (least * hardly < 1 || most > hardly))
+    if (all_known && most < least * hardly && (least * hardly < 1 || most > hardly))
       return concat("the same factor in all channels (", fixed(least, 3), "): nothing that is folded");
     return {};
   }

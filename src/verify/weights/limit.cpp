@@ -223,22 +223,10 @@ constexpr float same_value = 1e-5f, same_folded = 0.02f;
 /// Of the distance between two values: scales are stored to 20 bits or to 24.
 constexpr double same_distance = 1e-3;
 
-/// Inputs that share a scale of a row, where they stand together.
-size_t block_of(const PackedLinear& packed) {
-  const auto& scheme = packed.passes.front().scheme;
-  const bool apart = scheme.act_order || formats::shares_bits(scheme) || scheme.family == SchemeFamily::lut;
-  if (apart || packed.passes.size() > 1 || !packed.rotations.empty() || scheme.block <= 0) return 0;
-  return static_cast<size_t>(scheme.block);
-}
-
-Gains measured_gains(const PackedLinear& packed, const std::vector<RoundedRow>& rows, const Units& units,
-                     HeldRows held) {
+Gains measured_gains(const std::vector<RoundedRow>& rows, const Units& units, HeldRows held) {
   for (const RoundedRow& row : rows) held.numbers.push_back(row.row);
   held.unsure = units.unsure;
-  Gains gains = gains_of(held, block_of(packed));
-  // Scales of groups are those of channels whose factors are not known, where these are the loud ones.
-  if (!units.unsure.empty()) gains.spread = gains.away = 0, gains.all = 1;
-  return gains;
+  return gains_of(held);
 }
 
 void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded, float same,
@@ -332,10 +320,13 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
     limit.rounded_noise += row.rounded_noise, limit.rounded_product += row.rounded_product;
   }
   limit.values = static_cast<int64_t>(values.size());
-  if (!units.measured) limit.gains = measured_gains(**packed, limit.rows, units, {values, found, rounded, k});
+  if (!units.measured) limit.gains = measured_gains(limit.rows, units, {values, found, rounded, k});
   // Rotations spread what is not known over all inputs.
   limit.measured = units.measured || (!units.unsure.empty() && !(*packed)->rotations.empty());
   if (!limit.measured) count_off(**packed, std::move(values), folded, units.unsure, limit.rows);
+  // Rings are not rounded weight by weight.
+  if (limit.measured || formats::shares_bits((*packed)->passes.front().scheme))
+    limit.gains.column = -1, limit.gains.all = 1;
   return limit;
 }
 

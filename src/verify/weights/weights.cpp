@@ -33,11 +33,9 @@ std::string fault_of(const TensorError& tensor) {
                   " dB from the base's weight, at least ", fixed(limit.floor(), 2), " expected; ",
                   fixed(limit.gain(), 2), " of its size, ", least_gain, " to ", most_gain, " expected", remedy);
   }
-  if (const Gains& gains = limit.gains; gains.row >= 0 || gains.column >= 0) {
-    const bool row = gains.row >= 0;
-    return concat(printable(tensor.name), ": ", row ? "row " : "column ", row ? gains.row : gains.column, " holds ",
-                  fixed(row ? gains.row_gain : gains.column_gain, 2), " of the base's, ", least_gain, " to ", most_gain,
-                  " expected: its codes or scales are others'", remedy);
+  if (const Gains& gains = limit.gains; gains.row >= 0) {
+    return concat(printable(tensor.name), ": row ", gains.row, " holds ", fixed(gains.row_gain, 2), " of the base's, ",
+                  least_gain, " to ", most_gain, " expected: its codes or scales are others'", remedy);
   }
   const RoundedRow* row = limit.worst_row();
   return concat(printable(tensor.name), ": row ", row->row, " has ", fixed(row->noise / row->rounded_noise, 1),
@@ -68,11 +66,30 @@ class RoundingJudge {
                     ", the first in row ", row->row, ", column ", (*row).*first,
                     "; in the other weights none is; quantize it anew, or give the base it was made from");
     }
-    auto rows = scale_fault_of(tensor);
-    return rows.empty() ? block_fault_of(tensor) : rows;
+    auto scales = scale_fault_of(tensor);
+    return scales.empty() ? lost_fault_of(tensor) : scales;
   }
 
  private:
+  /// Whatever else rounds a weight where all others were rounded to nearest keeps its columns, and from 4 bits on its size.
+  /// Where others were not, columns that hardly anything multiplies may have been given up.
+  std::string lost_fault_of(const TensorError& tensor) const {
+    constexpr double most_away = 0.04;
+    const Gains& gains = tensor.limit->gains;
+    const bool another_size = tensor.limit->bits >= 4 && std::abs(gains.all - 1) > most_away;
+    if (gains.column < 0 && !another_size) return {};
+    if (tensor.folded || !others_are_rounded(tensor, &RoundedRow::off) ||
+        !others_are_rounded(tensor, &RoundedRow::unlike))
+      return {};
+    constexpr const char* elsewhere =
+        "; the other weights were rounded to nearest; quantize it anew, or give the base it was made from";
+    if (another_size)
+      return concat(printable(tensor.name), ": holds ", fixed(gains.all, 3),
+                    " of what rounding to nearest leaves of the base's: ", "its scales are of another size", elsewhere);
+    return concat(printable(tensor.name), ": column ", gains.column, " holds ", fixed(gains.column_gain, 2),
+                  " of the base's: its codes are others'", elsewhere);
+  }
+
   /// Spreads of rows: of one whose scales are others', and of sound ones.
   static constexpr double least_spread = 0.05, sound_spread = 0.01;
 
@@ -84,43 +101,6 @@ class RoundingJudge {
                   fixed(100 * spread, 1),
                   " % from row to row to come nearest to the base's, those of the other weights ", "by less than ",
                   fixed(100 * sound_spread, 0), " %: scales of other rows");
-  }
-
-  /// Deviations of blocks of one place, and by how much those of others must be less.
-  static constexpr double least_block_spread = 0.04, least_away = 0.1, less_spread = 4;
-
-  /// All of a weight larger or smaller than rounding leaves it, where no other is.
-  std::string size_fault_of(const TensorError& tensor) const {
-    const double away = std::abs(tensor.limit->gains.all - 1);
-    const auto near = [&](const WeightLimit& limit) { return less_spread * std::abs(limit.gains.all - 1) < away; };
-    if (away < least_block_spread || !others_are(tensor, near)) return {};
-    return concat(printable(tensor.name), ": holds ", fixed(tensor.limit->gains.all, 3),
-                  " of what rounding to nearest leaves of the base's, ", "the other weights within ",
-                  fixed(100 * away / less_spread, 1),
-                  " % of it: its scales are of another size; quantize it anew, or give the base it was made from");
-  }
-
-  std::string block_fault_of(const TensorError& tensor) const {
-    const Gains& gains = tensor.limit->gains;
-    const auto alone = [&](double Gains::*what, double least) {
-      return gains.*what >= least && others_are(tensor, [&](const WeightLimit& limit) {
-               return less_spread * (limit.gains.*what) < gains.*what;
-             });
-    };
-    const auto text = [&](const std::string& where, double found, const char* what) {
-      return concat(printable(tensor.name), ": ", where, " the base's weights with factors that differ by ",
-                    fixed(100 * found, 1), " % beyond what rounding leaves, those of the other weights by less than ",
-                    fixed(100 * found / less_spread, 1), " %: scales of other ", what,
-                    "; quantize it anew, or give the base it was made from");
-    };
-    if (alone(&Gains::spread, least_block_spread)) {
-      const bool rows = gains.block < 0;
-      return text(rows ? std::string("rows hold") : concat("block ", gains.block, " of its rows holds"), gains.spread,
-                  rows ? "rows" : "blocks");
-    }
-    if (auto size = size_fault_of(tensor); !size.empty()) return size;
-    if (alone(&Gains::away, least_away)) return text(concat("row ", gains.away_row, " holds"), gains.away, "rows");
-    return {};
   }
 
   /// More than this was rounded in another way.
@@ -230,7 +210,7 @@ std::vector<std::string> faults_of(const WeightReport& report) {
   for (const auto& tensor : report.tensors) {
     if (!tensor.limit) continue;
     const Gains& gains = tensor.limit->gains;
-    if (!tensor.limit->holds() || gains.row >= 0 || gains.column >= 0 || tensor.limit->worst_row() != nullptr) {
+    if (!tensor.limit->holds() || gains.row >= 0 || tensor.limit->worst_row() != nullptr) {
       faults.push_back(fault_of(tensor));
     } else if (auto fault = judge.fault_of(tensor); !fault.empty()) {
       faults.push_back(std::move(fault));
