@@ -1,8 +1,13 @@
 // What the weights rung asks of every weight by default: seeded faults miss it, sound folders of every step hold it.
 #include "verify/weights/limit.h"
 
+#include <gmock/gmock.h>
+
 #include <cstring>
 
+#include "core/float_formats.h"
+#include "core/progress.h"
+#include "made_checkpoint.h"
 #include "packed_model.h"
 #include "verify/weights/weights.h"
 
@@ -107,6 +112,33 @@ TEST(WeightLimit, OneScaleIsNamed) {
   });
   ASSERT_EQ(faults.size(), 1u);
   EXPECT_NE(faults.front().find("codes are not "), std::string::npos) << faults.front();
+}
+
+/// Queries that are 16 times as large give keys, which servers fuse with them, a factor beside which the scales of their least
+/// columns are coarse: these are rounded so, too.
+TEST(WeightLimit, AFactorThatFusedWeightsShareIsNoFault) {
+  set_progress_enabled(false);
+  const test::TemporaryFolder folder;
+  auto made = test::MadeCheckpoint::of(test::bundled_model());
+  const std::string path = "model.layers.2.self_attn.";
+  const auto scale = [&](const std::string& name, size_t columns, float by) {
+    auto values = made.values<uint16_t>(path + name);
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (i % 256 < columns) values[i] = bf16_from_f32(f32_from_bf16(values[i]) * by);
+    }
+  };
+  scale("q_proj.weight", 256, 16);
+  scale("k_proj.weight", 16, 0x1p-6f);
+  made.write(folder / "base");
+  pipeline::QuantizeRequest request;
+  request.model = folder / "base";
+  request.output = folder / "q";
+  request.scheme = formats::parse_scheme("nvfp4");
+  request.method = quantize::rounding_quantizer(request.scheme).name;
+  pipeline::quantize_model(request);
+  const auto report = compare_with_base(model::open_model(folder / "q"), model::open_model(folder / "base"));
+  EXPECT_THAT(faults_of(report), ::testing::IsEmpty());
+  for (const auto& tensor : report.tensors) EXPECT_EQ(tensor.limit->count(&RoundedRow::unlike), 0) << tensor.name;
 }
 
 TEST(WeightLimit, SoundFoldersOfEverySchemeHold) {

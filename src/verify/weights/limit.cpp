@@ -11,6 +11,7 @@
 #include "formats/exl3.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
+#include "formats/small_float.h"
 #include "verify/weights/nearest.h"
 
 namespace w4q::verify {
@@ -102,6 +103,20 @@ float scale_of_all(const PackedWeight& pass) {
   return pass.n > 1 && std::isfinite(first) ? std::abs(first) : 0;
 }
 
+/// Linears that servers fuse share a factor, the power of two that the largest weight of all of them asks for: under one that
+/// is larger than its own wants, a weight's least scales are coarser. A further row that asks for the stored factor.
+std::vector<float> row_of_factor(const PackedWeight& pass) {
+  const auto& scheme = pass.scheme;
+  if (scheme.family != SchemeFamily::small_float || scheme.scale != formats::ScaleType::e4m3) return {};
+  const float stored = formats::tensor_factor(pass), factor = scheme.divisor ? 1 / stored : stored;
+  constexpr float middle = 160;  // of the scales that the largest weight has under its factor
+  const float asks = factor * middle * formats::small_float_largest(scheme.bits);
+  if (!(factor > 0) || !std::isfinite(asks) || formats::small_float_factor(asks) != factor) return {};
+  std::vector<float> row(static_cast<size_t>(pass.k));
+  row.front() = asks;
+  return row;
+}
+
 /// values ← what rounding them to nearest makes of them, by the definition of the pass's scheme.
 void round_to_nearest(const PackedWeight& pass, std::span<float> values) {
   // Which scale fits all rows, some of them do not tell.
@@ -125,8 +140,10 @@ void round_to_nearest(const PackedWeight& pass, std::span<float> values) {
   if (pass.scheme.family == SchemeFamily::exl3) turn.emplace(formats::Rotation{formats::exl3_block, 0}, pass.k);
   for (size_t r = 0; turn && r < n; ++r) turn->rotate(std::span(ordered).subspan(r * k, k));
   const auto& definition = formats::scheme_row(scheme.family);
-  const auto rounded =
-      definition.encode(scheme, ordered, static_cast<int64_t>(n), pass.k, clean_table(pass, scheme, ordered));
+  const auto table = clean_table(pass, scheme, ordered);
+  const auto further = row_of_factor(pass);
+  ordered.insert(ordered.end(), further.begin(), further.end());
+  const auto rounded = definition.encode(scheme, ordered, static_cast<int64_t>(ordered.size() / k), pass.k, table);
   for (size_t r = 0; r < n; ++r) {
     definition.decode_row(rounded, static_cast<int64_t>(r), row);
     if (turn) turn->restore(row);
