@@ -16,12 +16,12 @@ int threads() noexcept;
 /// The first exception stops further ranges and is rethrown here. Inside another parallel loop it runs on the caller.
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
 
-/// of(0), of(1) … of(count − 1), each computed on any thread.
-template <class Of>
-auto parallel_results(int64_t count, const Of& of) {
-  std::vector<std::invoke_result_t<const Of&, int64_t>> results(static_cast<size_t>(count));
-  parallel_for(count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) results[static_cast<size_t>(i)] = of(i);
+/// What `of` makes of each item of a list, in its order; each is computed on any thread.
+template <class Item, class Of>
+auto parallel_results(const std::vector<Item>& list, const Of& of) {
+  std::vector<std::invoke_result_t<const Of&, const Item&>> results(list.size());
+  parallel_for(static_cast<int64_t>(list.size()), 1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) results[i] = of(list[i]);
   });
   return results;
 }

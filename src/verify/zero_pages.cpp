@@ -279,12 +279,8 @@ Check check_zero_pages(const checkpoint::Folder& headers) {
   for (const auto& [name, info] : headers.tensors.tensors()) {
     if (is_looked_at(info)) infos.push_back(&info);
   }
-  std::vector<Looked> looked(infos.size());
-  parallel_for(static_cast<int64_t>(infos.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      looked[static_cast<size_t>(i)] = look_at(headers.tensors, *infos[static_cast<size_t>(i)]);
-    }
-  });
+  const auto looked =
+      parallel_results(infos, [&](const io::TensorInfo* info) { return look_at(headers.tensors, *info); });
   Check check{"pages", true, {}, {}};
   int64_t routers = 0, hollow = 0;
   for (size_t i = 0; i < infos.size(); ++i) {

@@ -35,16 +35,6 @@ double median_of(std::vector<double> values) {
   return *middle;
 }
 
-/// What all of `list` say, on all threads.
-template <class Item, class Measure>
-auto measured(const std::vector<Item>& list, Measure measure) {
-  std::vector<decltype(measure(list.front()))> result(list.size());
-  parallel_for(std::ssize(list), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) result[static_cast<size_t>(i)] = measure(list[static_cast<size_t>(i)]);
-  });
-  return result;
-}
-
 // ---- the same bytes twice ----
 
 struct Copy {
@@ -205,7 +195,8 @@ void sizes_of_plain(const StoredContents& contents, ContentsFindings& findings) 
       continue;
     names.push_back(name);
   }
-  const auto sizes = measured(names, [&](const std::string& name) { return size_of(contents.tensors(), name); });
+  const auto sizes =
+      parallel_results(names, [&](const std::string& name) { return size_of(contents.tensors(), name); });
   std::map<std::string, std::vector<double>> by_role;
   for (size_t i = 0; i < names.size(); ++i) {
     if (sizes[i] > 0 && std::isfinite(sizes[i])) by_role[role_of(names[i])].push_back(sizes[i]);
@@ -318,7 +309,7 @@ void codes_of_floats(const StoredContents& contents, ContentsFindings& findings)
     if (small && !linear.scales.empty() && linear.n > 0 && linear.k > 0) linears.push_back(&linear);
   }
   const auto shares =
-      measured(linears, [&](const StoredLinear* linear) { return shares_of(contents.tensors(), *linear); });
+      parallel_results(linears, [&](const StoredLinear* linear) { return shares_of(contents.tensors(), *linear); });
   const auto is_even = [&](const CodeShares& one) { return one.negative > even && one.negative < 1 - even; };
   const auto evens = static_cast<size_t>(std::ranges::count_if(shares, is_even));
   lone_ends(linears, shares, findings);

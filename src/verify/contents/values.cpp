@@ -476,13 +476,7 @@ std::vector<Measured> measure_all(const StoredContents& contents) {
   for (const auto& linear : contents.linears()) {
     if (is_small_float(linear)) linears.push_back(&linear);
   }
-  std::vector<Measured> measured(linears.size());
-  parallel_for(static_cast<int64_t>(linears.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      measured[static_cast<size_t>(i)] = measure(contents, *linears[static_cast<size_t>(i)]);
-    }
-  });
-  return measured;
+  return parallel_results(linears, [&](const StoredLinear* linear) { return measure(contents, *linear); });
 }
 
 double median_of(const std::vector<Measured>& measured, double Measured::*size) {

@@ -57,12 +57,7 @@ void run(CheckContext& context, Findings& findings) {
   for (const std::string& note : notes) findings.note(note);
   add_check(findings, "metadata", concat(file.header().metadata.size(), " keys"), std::move(faults));
   const auto places = places_of(file);
-  std::vector<GgufSubject> subjects(places.size());
-  parallel_for(std::ssize(places), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      subjects[static_cast<size_t>(i)] = subject_of(file, places[static_cast<size_t>(i)]);
-    }
-  });
+  const auto subjects = parallel_results(places, [&](const auto& place) { return subject_of(file, place); });
   if (places.empty()) return;
   add_check(findings, "blocks", concat("of ", places.size(), " matrices"), gguf_block_faults(subjects));
 }

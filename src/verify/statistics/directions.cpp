@@ -371,18 +371,15 @@ class DirectionCheck {
         energies_(energies) {}
 
   std::map<std::string, std::string> run() {
-    const auto count = std::ssize(neurons_);
-    for (auto& sides : parallel_results(count, [&](int64_t i) { return measure(neurons_[static_cast<size_t>(i)]); })) {
+    for (auto& sides : parallel_results(neurons_, [&](const Neurons& part) { return measure(part); })) {
       if (sides) add(std::move(*sides));
     }
     const auto together = std::ranges::count_if(mlps_, [](const auto& one) { return one.gate_up > points_surely; });
     most_go_together_ = 2 * together > std::ssize(mlps_);
-    const auto of_mlps = [&](int64_t i) { return look_at(mlps_[static_cast<size_t>(i)]); };
-    for (auto& found : parallel_results(std::ssize(mlps_), of_mlps)) {
+    for (auto& found : parallel_results(mlps_, [&](const MlpSides& sides) { return look_at(sides); })) {
       if (found) faults_.insert(std::move(*found));
     }
-    const auto of_heads = [&](int64_t i) { return look_at(heads_[static_cast<size_t>(i)]); };
-    for (auto& found : parallel_results(std::ssize(heads_), of_heads)) {
+    for (auto& found : parallel_results(heads_, [&](const Heads& part) { return look_at(part); })) {
       for (auto& one : found) faults_.insert(std::move(one));
     }
     look_for_turned();

@@ -313,8 +313,7 @@ std::map<std::string, std::string> misplaced_experts(const model::OpenedModel& m
       if (mixture.experts.size() >= 2) mixtures.push_back(std::move(mixture));
     }
   }
-  const auto judged = parallel_results(std::ssize(mixtures), [&](int64_t i) {
-    const StoredMixture& mixture = mixtures[static_cast<size_t>(i)];
+  const auto judged = parallel_results(mixtures, [&](const StoredMixture& mixture) {
     const Agreement stored = agreement(mixture.ups(), mixture.columns());
     std::string fault = std::abs(stored.value) < no_agreement ? order_fault(mixture, stored) : std::string();
     if (fault.empty()) fault = exchange_fault(mixture);

@@ -17,7 +17,6 @@ namespace {
 
 /// A channel of a norm beside one column that reads it, in logarithms: what the norm gave and what the column carries.
 struct NormPair {
-  size_t channel = 0;
   double given = 0, carried = 0, weight = 0;
 };
 
@@ -36,7 +35,7 @@ std::vector<NormPair> norm_pairs(const std::vector<NormFactor>& given, const std
     const double value = carried[c].value(), error = carried[c].error();
     if (!(value > sure_errors * error)) continue;
     const double weight = 1 / (std::pow(error / value, 2) + norm_error * norm_error);
-    pairs.push_back({c, std::log(double{given[c].factor}), std::log(value), weight});
+    pairs.push_back({std::log(double{given[c].factor}), std::log(value), weight});
     all += weight, mean_given += weight * pairs.back().given, mean_carried += weight * pairs.back().carried;
   }
   for (NormPair& pair : pairs) pair.given -= mean_given / all, pair.carried -= mean_carried / all;

@@ -6,7 +6,6 @@ namespace w4q::verify {
 
 using kernels::LinearWeight;
 
-/// Of each row, behind the factors of its columns.
 std::vector<Factor> row_factors_of(const LinearWeight& base, const LinearWeight& stored,
                                    const std::vector<float>& columns) {
   std::vector<Factor> result(static_cast<size_t>(stored.n));

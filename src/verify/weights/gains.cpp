@@ -43,7 +43,6 @@ class GainMeasure {
     if (const HeldLine* column = first_lost(columns_)) {
       result_.column = column - columns_.data(), result_.column_gain = column->found.value();
     }
-    if (all_.squares > 0 && rounded_.value() > 0) result_.all = all_.value() / rounded_.value();
     return result_;
   }
 
@@ -58,7 +57,6 @@ class GainMeasure {
       if (is_unsure(c)) continue;
       const double base = held_.base[at], found = held_.found[at], rounded = held_.rounded[at];
       line.add(base, found, rounded), columns_[c].add(base, found, rounded);
-      all_.add(base, found), rounded_.add(base, rounded);
     }
   }
 
@@ -73,7 +71,6 @@ class GainMeasure {
 
   const HeldRows& held_;
   std::vector<HeldLine> columns_, rows_;
-  Factor all_, rounded_;
   double energy_ = 0;
   Gains result_;
 };

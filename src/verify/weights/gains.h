@@ -11,7 +11,6 @@ namespace w4q::verify {
 struct Gains {
   int64_t row = -1, column = -1;         ///< the first that is not the base's; −1: all are
   double row_gain = 1, column_gain = 1;  ///< of these
-  double all = 1;                        ///< of the whole weight, over that of rounding to nearest
 };
 
 /// Rows of `width` values each: the base's in the candidate's units, what is stored, and the base's rounded to nearest.

@@ -290,14 +290,13 @@ class KeptCheck {
   static std::string positive_factors(const TensorView& ours, const TensorView& theirs, float offset) {
     double least = INFINITY, most = 0;
     bool all_known = true;
+    const int64_t size = element_count(ours.shape);
+    const auto a = values_of(ours, 0, size), b = values_of(theirs, 0, size);
+    const auto next_to_nothing = [&](float stored) { return std::abs(stored + offset) < 1e-6f; };
     const auto factors = norm_factors(ours, theirs, offset);
     for (size_t i = 0; i < factors.size(); ++i) {
-      const auto at = static_cast<int64_t>(i);
-      const auto next_to_nothing = [&](const TensorView& norm) {
-        return std::abs(values_of(norm, at, at + 1).front() + offset) < 1e-6f;
-      };
       // What is next to nothing in a 16-bit type has no factor that could be told.
-      if (next_to_nothing(ours) && next_to_nothing(theirs)) continue;
+      if (next_to_nothing(a[i]) && next_to_nothing(b[i])) continue;
       if (!factors[i].possible) return concat("no positive factor in channel ", i);
       all_known = all_known && factors[i].known;
       if (!factors[i].known) continue;

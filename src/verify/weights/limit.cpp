@@ -341,9 +341,7 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
   // Rotations spread what is not known over all inputs.
   limit.measured = units.measured || (!units.unsure.empty() && !(*packed)->rotations.empty());
   if (!limit.measured) count_off(**packed, std::move(values), folded, units.unsure, limit.rows);
-  // Rings are not rounded weight by weight.
-  if (limit.measured || formats::shares_bits((*packed)->passes.front().scheme))
-    limit.gains.column = -1, limit.gains.all = 1;
+  if (limit.measured) limit.gains.column = -1;
   return limit;
 }
 

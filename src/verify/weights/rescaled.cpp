@@ -15,9 +15,6 @@ namespace {
 
 using kernels::LinearWeight;
 
-/// Rows that are decoded together.
-constexpr int64_t row_block = decoded_rows;
-
 io::LoadedTensor load_norm(const checkpoint::Folder& source, const std::string& name, int64_t size) {
   auto loaded = source.tensors.load(name);
   if (loaded->shape != Shape{size}) {
@@ -31,9 +28,9 @@ io::LoadedTensor load_norm(const checkpoint::Folder& source, const std::string& 
 std::vector<float> measure_columns(const LinearWeight& base, const LinearWeight& stored) {
   const auto k = static_cast<size_t>(base.k);
   std::vector<double> products(k), squares(k);
-  std::vector<float> a(static_cast<size_t>(row_block) * k), b(a.size());
-  for (int64_t begin = 0; begin < std::min(base.n, stored.n); begin += row_block) {
-    const int64_t end = std::min(begin + row_block, std::min(base.n, stored.n));
+  std::vector<float> a(static_cast<size_t>(decoded_rows) * k), b(a.size());
+  for (int64_t begin = 0; begin < std::min(base.n, stored.n); begin += decoded_rows) {
+    const int64_t end = std::min(begin + decoded_rows, std::min(base.n, stored.n));
     kernels::decode_rows(base, begin, end, {a.data(), end - begin, base.k});
     kernels::decode_rows(stored, begin, end, {b.data(), end - begin, base.k});
     for (size_t row = 0; row < static_cast<size_t>(end - begin); ++row) {
@@ -321,7 +318,7 @@ LinearWeight RescaledWeights::effective(const std::string& module) {
   if (scales.cols.empty()) return stored;
   auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(stored.n * stored.k));
   const MatrixView<float> matrix(values->data(), stored.n, stored.k);
-  parallel_for(stored.n, row_block, [&](int64_t begin, int64_t end) {
+  parallel_for(stored.n, decoded_rows, [&](int64_t begin, int64_t end) {
     kernels::decode_rows(stored, begin, end, {matrix.row(begin), end - begin, stored.k});
     for (int64_t r = begin; r < end; ++r) {
       const float scale = scales.rows.empty() ? 1.0f : scales.rows[static_cast<size_t>(r)];

@@ -76,7 +76,8 @@ class RoundingJudge {
   std::string lost_fault_of(const TensorError& tensor) const {
     constexpr double most_away = 0.04;
     const Gains& gains = tensor.limit->gains;
-    const bool another_size = tensor.limit->bits >= 4 && std::abs(gains.all - 1) > most_away;
+    const bool another_size =
+        tensor.limit->bits >= 4 && !tensor.limit->measured && std::abs(tensor.limit->gain() - 1) > most_away;
     if (gains.column < 0 && !another_size) return {};
     if (tensor.folded || !others_are_rounded(tensor, &RoundedRow::off) ||
         !others_are_rounded(tensor, &RoundedRow::unlike))
@@ -84,7 +85,7 @@ class RoundingJudge {
     constexpr const char* elsewhere =
         "; the other weights were rounded to nearest; quantize it anew, or give the base it was made from";
     if (another_size)
-      return concat(printable(tensor.name), ": holds ", fixed(gains.all, 3),
+      return concat(printable(tensor.name), ": holds ", fixed(tensor.limit->gain(), 3),
                     " of what rounding to nearest leaves of the base's: ", "its scales are of another size", elsewhere);
     return concat(printable(tensor.name), ": column ", gains.column, " holds ", fixed(gains.column_gain, 2),
                   " of the base's: its codes are others'", elsewhere);
