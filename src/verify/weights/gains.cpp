@@ -14,7 +14,8 @@ struct HeldLine {
   double fourths = 0;
 
   void add(double base, double stored, double nearest) {
-    found.add(base, stored), rounded.add(base, nearest), fourths += std::pow(base, 4);
+    const double square = base * base;  // std::pow(base, 4) would be a call, and most of what a check costs
+    found.add(base, stored), rounded.add(base, nearest), fourths += square * square;
   }
   /// Where few values make up a line, or rounding leaves little of it, one that falls to the next code is a large part of it.
   bool is_known() const {
