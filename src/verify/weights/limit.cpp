@@ -24,7 +24,7 @@ using kernels::LinearWeight;
 
 /// Rounded of a weight: all of a small one.
 constexpr int64_t sampled_weights = int64_t{1} << 18;
-constexpr size_t suspects = 8;
+constexpr size_t most_suspects = 8;
 /// Scales that are folded into norms and measured from rows are known to the rounding of a 16-bit norm, 2^-8: what
 /// follows from that alone is no fault of the codes.
 constexpr double unit_error = 1.0 / 256;
@@ -199,20 +199,12 @@ void count_off(const PackedLinear& packed, std::vector<float> rest, bool folded,
   }
 }
 
-std::vector<RoundedRow> chosen_rows(int64_t n, int64_t k, std::span<const model::WeightError> errors) {
+std::vector<RoundedRow> chosen_rows(int64_t n, int64_t k, const std::vector<int64_t>& suspects) {
   const int64_t taken = std::clamp<int64_t>(sampled_weights / k, 1, n);
   std::vector<RoundedRow> rows;
   for (int64_t i = 0; i < taken; ++i) rows.push_back({.row = i * n / taken});
   if (taken == n) return rows;
-  std::vector<int64_t> worst(errors.size());
-  std::iota(worst.begin(), worst.end(), int64_t{0});
-  const size_t count = std::min(suspects, worst.size());
-  const auto relative = [&](int64_t row) {
-    const auto& error = errors[static_cast<size_t>(row)];
-    return error.signal > 0 ? error.noise / error.signal : 0;
-  };
-  std::ranges::partial_sort(worst, worst.begin() + static_cast<int64_t>(count), std::greater{}, relative);
-  for (size_t i = 0; i < count; ++i) rows.push_back({.row = worst[i], .suspect = true});
+  for (const int64_t row : suspects) rows.push_back({.row = row, .suspect = true});
   return rows;
 }
 
@@ -310,11 +302,24 @@ int64_t WeightLimit::count(int64_t RoundedRow::*what) const noexcept {
   return measured || (folded && sum < of_folding) ? 0 : sum;
 }
 
+std::vector<int64_t> loudest_errors(std::span<const model::WeightError> rows) {
+  std::vector<int64_t> loudest(rows.size());
+  std::iota(loudest.begin(), loudest.end(), int64_t{0});
+  const size_t count = std::min(most_suspects, loudest.size());
+  const auto relative = [&](int64_t row) {
+    const auto& error = rows[static_cast<size_t>(row)];
+    return error.signal > 0 ? error.noise / error.signal : 0;
+  };
+  std::ranges::partial_sort(loudest, loudest.begin() + static_cast<int64_t>(count), std::greater{}, relative);
+  loudest.resize(count);
+  return loudest;
+}
+
 std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight& candidate, const Units& units,
-                                    std::span<const model::WeightError> errors) {
+                                    const std::vector<int64_t>& suspects) {
   const auto* packed = std::get_if<std::shared_ptr<const PackedLinear>>(&candidate.matrix);
   if (packed == nullptr || (*packed)->passes.empty()) return std::nullopt;
-  WeightLimit limit{.rows = chosen_rows(base.n, base.k, errors), .bits = bits_of(**packed)};
+  WeightLimit limit{.rows = chosen_rows(base.n, base.k, suspects), .bits = bits_of(**packed)};
   limit.usual = usual_noise(limit.bits);
   const auto k = static_cast<size_t>(base.k);
   auto values = decode(base, limit.rows);

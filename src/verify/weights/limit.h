@@ -66,8 +66,12 @@ struct WeightLimit {
   int64_t count(int64_t RoundedRow::*what) const noexcept;
 };
 
-/// Rounds rows of `base`, spread evenly, and those of `errors` that are largest. Nothing where the base's weights cannot be rounded so, or are not finite.
+/// The few rows whose error is largest beside what they hold.
+std::vector<int64_t> loudest_errors(std::span<const model::WeightError> rows);
+
+/// Rounds rows of `base`, spread evenly, and of large weights `suspects`. Nothing where the base's weights cannot be rounded so,
+/// or are not finite. On one thread.
 std::optional<WeightLimit> limit_of(const kernels::LinearWeight& base, const kernels::LinearWeight& candidate,
-                                    const Units& units, std::span<const model::WeightError> errors);
+                                    const Units& units, const std::vector<int64_t>& suspects);
 
 }  // namespace w4q::verify

@@ -7,6 +7,7 @@
 #include <set>
 #include <tuple>
 
+#include "core/parallel.h"
 #include "core/progress.h"
 #include "core/text.h"
 #include "model/parameters.h"
@@ -152,10 +153,6 @@ std::string summary(const WeightReport& report) {
                        " dB, floor ", fixed(nearest->limit->floor(), 2));
 }
 
-}  // namespace
-
-namespace {
-
 /// A bit of a norm that turned is no folding.
 bool are_many(const Units& units) {
   constexpr std::ptrdiff_t few = 16;
@@ -163,46 +160,102 @@ bool are_many(const Units& units) {
   return !units.rows.empty() || few * changed > std::ssize(units.cols);
 }
 
-/// Scales that hardly differ from one leave no trace but codes that are the nearest behind them.
-void count_off_behind_rows(WeightLimit& limit, const std::string& name, const model::OpenedModel& candidate,
-                           const model::OpenedModel& base, RescaledWeights& weights,
-                           std::span<const model::WeightError> errors) {
-  if (limit.count(&RoundedRow::off) == 0) return;
-  const auto units = weights.measured_units(name);
-  if (!units) return;
-  const auto behind = limit_of(stored_weight(base.folder, name), stored_weight(candidate.folder, name), *units, errors);
-  if (!behind || behind->rows.size() != limit.rows.size()) return;
-  for (size_t i = 0; i < limit.rows.size(); ++i) {
-    if (behind->rows[i].off >= limit.rows[i].off) continue;
-    limit.rows[i].off = behind->rows[i].off, limit.rows[i].first_off = behind->rows[i].first_off;
+/// Every packed linear beside the base's: errors of one after the other, each on all threads, and what rounding would leave
+/// of some rows of many at once.
+class BaseComparison {
+ public:
+  BaseComparison(const model::OpenedModel& candidate, const model::OpenedModel& base)
+      : candidate_(candidate), base_(base), weights_(candidate, base) {
+    // Of an architecture that is not known nobody can tell what another program's norms gave their factors to.
+    const bool foreign = quantization().dialect != nullptr && candidate.config.architecture == nullptr;
+    if (foreign) unknown_ = layers_of_other_norms(candidate, base);
   }
-}
+
+  WeightReport run() {
+    report_.norms = norms_not_carried(candidate_, base_);
+    Progress progress("weights", static_cast<int64_t>(quantization().linears.size()), "tensors");
+    std::vector<Held> batch;
+    int64_t held = 0;
+    for (const auto& [name, info] : quantization().linears) {
+      batch.push_back(measured(name, info));
+      held += batch.back().values;
+      if (held < most_held && std::ssize(batch) < batches_of_threads * threads()) continue;
+      progress.advance(std::ssize(batch));
+      judge(batch);
+      batch.clear(), held = 0;
+    }
+    progress.advance(std::ssize(batch));
+    judge(batch);
+    return std::move(report_);
+  }
+
+ private:
+  struct Held {
+    std::string name, scheme;
+    Units units;
+    int64_t values = 0;
+    model::WeightError error;
+    std::vector<int64_t> loudest;  ///< rows
+  };
+  /// Weights that are looked at side by side: some are unpacked for it.
+  static constexpr int64_t most_held = int64_t{1} << 28;
+  static constexpr int64_t batches_of_threads = 4;
+
+  const checkpoint::QuantizationConfig& quantization() const { return candidate_.folder.quantization; }
+
+  Held measured(const std::string& name, const checkpoint::PackedLinearInfo& info) {
+    const auto wanted = stored_weight(base_.folder, name);
+    std::vector<model::WeightError> rows;
+    const auto error = model::compare_weights(wanted, weights_.effective(name), &rows);
+    return {name, scheme_text(info), weights_.units(name), wanted.n * wanted.k, error, loudest_errors(rows)};
+  }
+
+  std::optional<WeightLimit> limit_behind(const Held& held, const Units& units) const {
+    return limit_of(stored_weight(base_.folder, held.name), stored_weight(candidate_.folder, held.name), units,
+                    held.loudest);
+  }
+
+  void judge(const std::vector<Held>& batch) {
+    auto limits = parallel_results(batch, [&](const Held& held) {
+      const bool judged = !unknown_.contains(model::layer_numbers(held.name).layer);
+      return judged ? limit_behind(held, held.units) : std::nullopt;
+    });
+    for (size_t i = 0; i < batch.size(); ++i) {
+      const Held& held = batch[i];
+      if (limits[i]) count_off_behind_rows(*limits[i], held);
+      if (!held.units.cols.empty()) ++report_.rescaled;
+      report_.tensors.push_back({held.name, held.scheme, held.error, std::move(limits[i]), are_many(held.units)});
+      report_.total.add(held.error);
+    }
+  }
+
+  /// Scales that hardly differ from one leave no trace but codes that are the nearest behind them. Where more are off than such
+  /// scales can have moved, errors were fed back.
+  void count_off_behind_rows(WeightLimit& limit, const Held& held) {
+    constexpr double most_moved = 0.1;
+    const auto off = static_cast<double>(limit.count(&RoundedRow::off));
+    if (off == 0 || off > most_moved * static_cast<double>(limit.values)) return;
+    const auto units = weights_.measured_units(held.name);
+    if (!units) return;
+    const auto behind = limit_behind(held, *units);
+    if (!behind || behind->rows.size() != limit.rows.size()) return;
+    for (size_t i = 0; i < limit.rows.size(); ++i) {
+      if (behind->rows[i].off >= limit.rows[i].off) continue;
+      limit.rows[i].off = behind->rows[i].off, limit.rows[i].first_off = behind->rows[i].first_off;
+    }
+  }
+
+  const model::OpenedModel& candidate_;
+  const model::OpenedModel& base_;
+  RescaledWeights weights_;
+  std::set<int64_t> unknown_;  ///< layers of whose norms nobody knows who reads them
+  WeightReport report_;
+};
 
 }  // namespace
 
 WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base) {
-  WeightReport report;
-  report.norms = norms_not_carried(candidate, base);
-  const checkpoint::QuantizationConfig& quantization = candidate.folder.quantization;
-  RescaledWeights weights(candidate, base);
-  // Of an architecture that is not known nobody can tell what another program's norms gave their factors to.
-  const bool foreign = quantization.dialect != nullptr && candidate.config.architecture == nullptr;
-  const auto unknown = foreign ? layers_of_other_norms(candidate, base) : std::set<int64_t>{};
-  Progress progress("weights", static_cast<int64_t>(quantization.linears.size()), "tensors");
-  for (const auto& [name, info] : quantization.linears) {
-    if (!weights.units(name).cols.empty()) ++report.rescaled;
-    const auto wanted = stored_weight(base.folder, name);
-    std::vector<model::WeightError> rows;
-    const auto error = model::compare_weights(wanted, weights.effective(name), &rows);
-    const bool judged = !unknown.contains(model::layer_numbers(name).layer);
-    auto limit =
-        judged ? limit_of(wanted, stored_weight(candidate.folder, name), weights.units(name), rows) : std::nullopt;
-    if (limit) count_off_behind_rows(*limit, name, candidate, base, weights, rows);
-    report.tensors.push_back({name, scheme_text(info), error, limit, are_many(weights.units(name))});
-    report.total.add(error);
-    progress.advance(1);
-  }
-  return report;
+  return BaseComparison(candidate, base).run();
 }
 
 std::vector<std::string> faults_of(const WeightReport& report) {
