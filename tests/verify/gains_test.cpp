@@ -72,6 +72,16 @@ TEST(Gains, FedBackErrorsAreNoOthers) {
   EXPECT_EQ(gains.column, -1);
 }
 
+/// A column that hardly anything multiplies may be given up, but nobody turns its sign or makes it four times as large.
+TEST(Gains, ColumnsThatNobodyMakesAreToldFromThoseGivenUp) {
+  for (const float factor : {0.0f, -1.0f, 4.0f}) {
+    MadeRows made;
+    for (size_t row = 0; row < gain_rows; ++row) made.found[row * gain_width + 5] *= factor;
+    EXPECT_EQ(made.gains().column, 5);
+    EXPECT_EQ(made.gains().column_is_wild, factor != 0) << factor;
+  }
+}
+
 // ---- norms ----
 
 std::vector<NormFactor> factors_of(const std::vector<uint16_t>& ours, const std::vector<uint16_t>& theirs,

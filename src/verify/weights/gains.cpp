@@ -25,11 +25,18 @@ struct HeldLine {
   /// It holds less than half, or more than 1.6 times, of what rounding to nearest leaves of it, five standard errors away from
   /// that: sound weights hold 0.71 to 1.06 (limit.h), other inputs' nothing.
   bool is_lost() const {
-    constexpr double errors = 5, least = 0.5, most = 1.6;
     if (!is_known()) return false;
     const double is = found.value(), usual = rounded.value();
     return (is < least * usual || is > most * usual) && std::abs(is - usual) > errors * found.error();
   }
+  /// Of the lost ones those that nobody has given up.
+  bool is_wild() const {
+    const double is = found.value(), usual = rounded.value();
+    return is_lost() && (is < -least * usual || is > most * usual);
+  }
+
+ private:
+  static constexpr double errors = 5, least = 0.5, most = 1.6;
 };
 
 class GainMeasure {
@@ -38,12 +45,13 @@ class GainMeasure {
 
   Gains run() {
     for (size_t row = 0; row < held_.numbers.size(); ++row) add_row(row);
-    if (const HeldLine* row = first_lost(rows_)) {
+    if (const HeldLine* row = first_of(rows_, &HeldLine::is_lost)) {
       result_.row = held_.numbers[static_cast<size_t>(row - rows_.data())], result_.row_gain = row->found.value();
     }
-    if (const HeldLine* column = first_lost(columns_)) {
-      result_.column = column - columns_.data(), result_.column_gain = column->found.value();
-    }
+    const HeldLine* column = first_of(columns_, &HeldLine::is_wild);
+    result_.column_is_wild = column != nullptr;
+    if (column == nullptr) column = first_of(columns_, &HeldLine::is_lost);
+    if (column != nullptr) result_.column = column - columns_.data(), result_.column_gain = column->found.value();
     return result_;
   }
 
@@ -62,10 +70,10 @@ class GainMeasure {
   }
 
   /// Scales of a hundredth of a weight's others are beyond what some types of scales hold: these lines are left out.
-  const HeldLine* first_lost(const std::vector<HeldLine>& lines) const {
+  const HeldLine* first_of(const std::vector<HeldLine>& lines, bool (HeldLine::*is)() const) const {
     constexpr double least_energy = 1e-4;
     const auto found = std::ranges::find_if(lines, [&](const HeldLine& line) {
-      return line.found.squares * static_cast<double>(lines.size()) > least_energy * energy_ && line.is_lost();
+      return line.found.squares * static_cast<double>(lines.size()) > least_energy * energy_ && (line.*is)();
     });
     return found == lines.end() ? nullptr : &*found;
   }

@@ -11,6 +11,8 @@ namespace w4q::verify {
 struct Gains {
   int64_t row = -1, column = -1;         ///< the first that is not the base's; −1: all are
   double row_gain = 1, column_gain = 1;  ///< of these
+  /// The column holds the base's with another sign or more than all of it, which no way of rounding makes of one.
+  bool column_is_wild = false;
 };
 
 /// Rows of `width` values each: the base's in the candidate's units, what is stored, and the base's rounded to nearest.

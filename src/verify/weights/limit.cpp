@@ -321,6 +321,7 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
   if (packed == nullptr || (*packed)->passes.empty()) return std::nullopt;
   WeightLimit limit{.rows = chosen_rows(base.n, base.k, suspects), .bits = bits_of(**packed)};
   limit.usual = usual_noise(limit.bits);
+  limit.turned = !(*packed)->rotations.empty() || (*packed)->passes.front().scheme.family == SchemeFamily::exl3;
   const auto k = static_cast<size_t>(base.k);
   auto values = decode(base, limit.rows);
   const auto found = decode(candidate, limit.rows);
@@ -342,7 +343,7 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
     limit.rounded_noise += row.rounded_noise, limit.rounded_product += row.rounded_product;
   }
   limit.values = static_cast<int64_t>(values.size());
-  if (!units.measured) limit.gains = measured_gains(limit.rows, units, {values, found, rounded, k});
+  limit.gains = measured_gains(limit.rows, units, {values, found, rounded, k});
   // Rotations spread what is not known over all inputs.
   limit.measured = units.measured || (!units.unsure.empty() && !(*packed)->rotations.empty());
   if (!limit.measured) count_off(**packed, std::move(values), folded, units.unsure, limit.rows);

@@ -48,7 +48,8 @@ struct WeightLimit {
   int64_t values = 0;                                                                 ///< of all rows
   bool measured = false;  ///< Units::measured: nothing is said of single codes
   bool folded = false;    ///< the base's weight was brought into other units
-  Gains gains = {};       ///< of rows and columns; nothing of them where units were measured
+  bool turned = false;    ///< codes stand behind a rotation of inputs: none of these is quiet enough to be given up
+  Gains gains = {};       ///< of rows; of columns nothing where units were measured
   double usual = 0;       ///< Σ (w − ŵ)² / Σ w² of rounding normal weights to as many bits: no less is asked for
 
   double sqnr() const noexcept;   ///< found, dB

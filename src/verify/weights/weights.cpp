@@ -15,6 +15,7 @@
 #include "verify/weights/carried.h"
 #include "verify/weights/kept.h"
 #include "verify/weights/rescaled.h"
+#include "verify/weights/streams.h"
 
 namespace w4q::verify {
 
@@ -25,6 +26,18 @@ std::string scheme_text(const checkpoint::PackedLinearInfo& info) {
 }
 
 namespace {
+
+/// Of all schemes but those that round each input for itself, which may give up a column that hardly anything multiplies.
+bool column_is_lost(const WeightLimit& limit) {
+  return limit.gains.column >= 0 && (limit.turned || limit.gains.column_is_wild);
+}
+
+/// What no way of rounding makes of the base's.
+bool is_another_weight(const TensorError& tensor) {
+  const WeightLimit& limit = *tensor.limit;
+  return !limit.holds() || limit.gains.row >= 0 || column_is_lost(limit) || tensor.streams ||
+         limit.worst_row() != nullptr;
+}
 
 std::string fault_of(const TensorError& tensor) {
   const WeightLimit& limit = *tensor.limit;
@@ -38,6 +51,12 @@ std::string fault_of(const TensorError& tensor) {
     return concat(printable(tensor.name), ": row ", gains.row, " holds ", fixed(gains.row_gain, 2), " of the base's, ",
                   least_gain, " to ", most_gain, " expected: its codes or scales are others'", remedy);
   }
+  if (column_is_lost(limit)) {
+    return concat(printable(tensor.name), ": column ", limit.gains.column, " holds ", fixed(limit.gains.column_gain, 2),
+                  " of the base's, ", least_gain, " to ", most_gain, " expected: its codes or scales are others'",
+                  remedy);
+  }
+  if (tensor.streams) return concat(printable(tensor.name), ": ", *tensor.streams, remedy);
   const RoundedRow* row = limit.worst_row();
   return concat(printable(tensor.name), ": row ", row->row, " has ", fixed(row->noise / row->rounded_noise, 1),
                 " times the squared error of rounding to nearest, at most ", most_row_noise, " expected", remedy);
@@ -77,12 +96,17 @@ class RoundingJudge {
   std::string lost_fault_of(const TensorError& tensor) const {
     constexpr double most_away = 0.04;
     const Gains& gains = tensor.limit->gains;
-    const bool another_size =
-        tensor.limit->bits >= 4 && !tensor.limit->measured && std::abs(tensor.limit->gain() - 1) > most_away;
-    if (gains.column < 0 && !another_size) return {};
-    if (tensor.folded || !others_are_rounded(tensor, &RoundedRow::off) ||
-        !others_are_rounded(tensor, &RoundedRow::unlike))
-      return {};
+    const bool another_size = tensor.limit->bits >= least_bits(tensor) && !tensor.limit->measured &&
+                              std::abs(tensor.limit->gain() - 1) > most_away;
+    if ((gains.column < 0 && !another_size) || tensor.folded) return {};
+    if (another_size && others_are(tensor, [](const WeightLimit& limit) {
+          return limit.turned && std::abs(limit.gain() - 1) < most_away / 2;
+        })) {
+      return concat(printable(tensor.name), ": holds ", fixed(tensor.limit->gain(), 3),
+                    " of what rounding to nearest leaves of the base's, the other weights within ",
+                    fixed(50 * most_away, 0), " %: its scales are of another size");
+    }
+    if (!others_are_rounded(tensor, &RoundedRow::off) || !others_are_rounded(tensor, &RoundedRow::unlike)) return {};
     constexpr const char* elsewhere =
         "; the other weights were rounded to nearest; quantize it anew, or give the base it was made from";
     if (another_size)
@@ -92,12 +116,17 @@ class RoundingJudge {
                   " of the base's: its codes are others'", elsewhere);
   }
 
+  /// Of fewer bits rounding itself leaves sizes that differ. Trellises leave what has twice the levels.
+  static int least_bits(const TensorError& tensor) {
+    return tensor.scheme.starts_with("trellis") || tensor.scheme.starts_with("exl3") ? 3 : 4;
+  }
+
   /// Spreads of rows: of one whose scales are others', and of sound ones.
   static constexpr double least_spread = 0.05, sound_spread = 0.01;
 
   std::string scale_fault_of(const TensorError& tensor) const {
     const double spread = tensor.limit->row_spread();
-    if (spread < least_spread || tensor.limit->bits < 4) return {};
+    if (spread < least_spread || tensor.limit->bits < least_bits(tensor)) return {};
     if (!others_are(tensor, [](const WeightLimit& limit) { return limit.row_spread() < sound_spread; })) return {};
     return concat(printable(tensor.name), ": rows would have to be multiplied by factors that differ by ",
                   fixed(100 * spread, 1),
@@ -196,6 +225,7 @@ class BaseComparison {
     int64_t values = 0;
     model::WeightError error;
     std::vector<int64_t> loudest;  ///< rows
+    std::optional<std::string> streams;
   };
   /// Weights that are looked at side by side: some are unpacked for it.
   static constexpr int64_t most_held = int64_t{1} << 28;
@@ -207,7 +237,10 @@ class BaseComparison {
     const auto wanted = stored_weight(base_.folder, name);
     std::vector<model::WeightError> rows;
     const auto error = model::compare_weights(wanted, weights_.effective(name), &rows);
-    return {name, scheme_text(info), weights_.units(name), wanted.n * wanted.k, error, loudest_errors(rows)};
+    auto units = weights_.units(name);
+    auto streams = stream_fault_of(wanted, stored_weight(candidate_.folder, name), units);
+    return {name,  scheme_text(info),    std::move(units),  wanted.n * wanted.k,
+            error, loudest_errors(rows), std::move(streams)};
   }
 
   std::optional<WeightLimit> limit_behind(const Held& held, const Units& units) const {
@@ -224,7 +257,8 @@ class BaseComparison {
       const Held& held = batch[i];
       if (limits[i]) count_off_behind_rows(*limits[i], held);
       if (!held.units.cols.empty()) ++report_.rescaled;
-      report_.tensors.push_back({held.name, held.scheme, held.error, std::move(limits[i]), are_many(held.units)});
+      report_.tensors.push_back(
+          {held.name, held.scheme, held.error, std::move(limits[i]), are_many(held.units), held.streams});
       report_.total.add(held.error);
     }
   }
@@ -263,8 +297,7 @@ std::vector<std::string> faults_of(const WeightReport& report) {
   const RoundingJudge judge(report);
   for (const auto& tensor : report.tensors) {
     if (!tensor.limit) continue;
-    const Gains& gains = tensor.limit->gains;
-    if (!tensor.limit->holds() || gains.row >= 0 || tensor.limit->worst_row() != nullptr) {
+    if (is_another_weight(tensor)) {
       faults.push_back(fault_of(tensor));
     } else if (auto fault = judge.fault_of(tensor); !fault.empty()) {
       faults.push_back(std::move(fault));

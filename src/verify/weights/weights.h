@@ -15,8 +15,9 @@ struct TensorError {
   std::string name;
   std::string scheme;
   model::WeightError error;
-  std::optional<WeightLimit> limit = {};  ///< nothing: the base's weight cannot be rounded to the scheme
-  bool folded = false;                    ///< scales were folded into it, and not into single channels
+  std::optional<WeightLimit> limit = {};    ///< nothing: the base's weight cannot be rounded to the scheme
+  bool folded = false;                      ///< scales were folded into it, and not into single channels
+  std::optional<std::string> streams = {};  ///< what is wrong where its codes stand (streams.h)
 };
 
 struct WeightReport {
