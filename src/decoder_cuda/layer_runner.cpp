@@ -18,8 +18,13 @@ namespace {
 /// What no kernel of the decoder does; empty: it runs.
 std::string_view not_on_gpu(const model::Block& block) {
   using model::BlockKind;
-  if (block.kind == BlockKind::delta_net)
+  const kernels::Gating& gating = block.gating;
+  if (block.kind == BlockKind::delta_net) {
+    if (gating.activation != model::Activation::silu) return "a delta net whose hidden_act is not silu";
     return kernels::takes_delta_net(block.delta) ? "" : "a delta net of such heads";
+  }
+  const bool clamped = gating.activation == model::Activation::clamped_swiglu;
+  if (clamped && gating.slope != kernels::Gating{}.slope) return "a swiglu_alpha but 1.702";
   if (block.kind == BlockKind::mixture) {
     const model::MixtureConfig& mixture = block.mixture;
     const bool fits = mixture.experts <= kernels::most_routed_experts && mixture.chosen <= kernels::most_routed_places;

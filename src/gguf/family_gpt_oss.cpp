@@ -7,7 +7,7 @@ namespace w4q::gguf {
 namespace {
 
 /// Readers compute gates with it.
-constexpr double limit = 7;
+constexpr double limit = 7, slope = 1.702;
 
 }  // namespace
 
@@ -15,6 +15,7 @@ void write_gpt_oss(const model::ModelConfig& config, const std::string& prefix, 
   write_mixture(config, prefix, true, 0, metadata);
   write_expert_size(config, prefix, metadata);
   demand(config.activation_limit == limit, config, concat("swiglu_limit ", config.activation_limit));
+  demand(config.activation_slope == slope, config, concat("swiglu_alpha ", config.activation_slope));
   demand(config.output_bias, config, "attention without biases");
   demand_own_head(config);
   const int64_t window = config.sliding_window.front();

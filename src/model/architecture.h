@@ -21,7 +21,7 @@ enum class BiasRule { never, stated, always };
 /// Which layers have an attention window.
 enum class WindowRule {
   none,
-  all_layers,  ///< those that layer_types says, or all
+  all_layers,
   from_layer,  ///< with use_sliding_window those that layer_types says, or from max_window_layers on
   switched,    ///< with use_sliding_window all
 };
@@ -34,12 +34,18 @@ struct UsualSizes {
   int64_t layers = 0, heads = 0;
 };
 
+/// The same for the sizes of a mixture, whoever is silent about them; 0: they must be stated.
+struct UsualMixture {
+  int64_t experts = 0, chosen = 0, intermediate = 0, shared = 0;
+};
+
 struct ArchitectureRow {
   std::string_view model_type;  ///< "llama"; of the text_config where it is wrapped
   std::string_view class_name;  ///< "LlamaForCausalLM"
   /// Models that see or hear beside it: its config is their text_config.
   std::array<std::string_view, 2> wrappers = {};
   UsualSizes sizes;
+  UsualMixture mixture = {};
 
   // What it assumes where config.json is silent.
   std::optional<int64_t> kv_heads = {};  ///< nothing: as many as heads
@@ -49,6 +55,7 @@ struct ArchitectureRow {
   std::string_view rope_parameters = {};  ///< JSON
   int64_t original_positions = 0;  ///< original_max_position_embeddings of the file's top; 0: rope parameters say it
   double partial_rotary_factor = 1;
+  bool partial_rotary = false;  ///< partial_rotary_factor is read; else heads turn as a whole
   double rms_norm_eps = 1e-6;
   int64_t window = 4096;          ///< sliding_window; 0: none
   bool biases_attention = false;  ///< attention_bias
@@ -61,6 +68,7 @@ struct ArchitectureRow {
   bool qk_norm = false;                 ///< RMSNorm of queries and keys
   bool whole_qk_norm = false;           ///< of all heads as one
   WindowRule windows = WindowRule::none;
+  bool lists_windows = false;                      ///< all_layers: by itself the model has them where layer_types says
   std::string_view activation_key = "hidden_act";  ///< empty: nothing says it
   std::string_view activation = "silu";            ///< where that is absent
   float norm_offset = 0;                           ///< PlannedNorm::offset of all norms

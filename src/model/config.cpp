@@ -169,7 +169,7 @@ void parse_windows(const ConfigReader& reader, ModelConfig& config) {
   const WindowRule rule = config.architecture->windows;
   const int64_t window = parse_window(reader, config);
   const io::Json* types = reader.find("layer_types");
-  const bool listed = rule == WindowRule::all_layers || rule == WindowRule::from_layer;
+  const bool listed = rule == WindowRule::from_layer || (config.architecture->lists_windows && !reader.nested());
   if (types != nullptr && listed) return parse_layer_types(reader, *types, window, config);
   const int64_t first = rule == WindowRule::from_layer
                             ? reader.integer("max_window_layers").value_or(default_max_window_layers)

@@ -119,11 +119,12 @@ struct ModelConfig {
   RopeConfig rope;
   TensorNames names;
   Activation activation = Activation::silu;
-  double activation_limit = 0;  ///< kernels::Gating::limit
-  double embedding_scale = 1;   ///< of embeddings
-  double residual_scale = 1;    ///< of what is added to the residual stream
-  double logit_scale = 1;       ///< of logits
-  double logit_cap = 0;         ///< c: logits become c · tanh(logits / c); 0: they stay
+  double activation_limit = 0;      ///< kernels::Gating::limit
+  double activation_slope = 1.702;  ///< kernels::Gating::slope
+  double embedding_scale = 1;       ///< of embeddings
+  double residual_scale = 1;        ///< of what is added to the residual stream
+  double logit_scale = 1;           ///< of logits
+  double logit_cap = 0;             ///< c: logits become c · tanh(logits / c); 0: they stay
   /// Where layers differ in more than the window, each layer's; else empty: attention_of().
   std::vector<AttentionConfig> attention;
   std::vector<int64_t> intermediate_sizes;  ///< where layers differ, each layer's; else empty

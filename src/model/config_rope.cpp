@@ -26,32 +26,27 @@ constexpr std::array rope_types = {
 /// Layer types under which the newer style may nest the parameters.
 constexpr std::array<std::string_view, 2> layer_types = {"full_attention", "sliding_attention"};
 
-/// The object with the parameters.
+/// The object with the parameters, and where they stand.
 struct RopeSource {
-  const io::Json* object = nullptr;
+  io::Json object;
   std::string path;
 };
 
-/// Steps into parameters nested by layer type: those of the type that is asked for, or all where they are the same.
-RopeSource unnest(const ConfigReader& reader, const RopeSource& outer, std::string_view wanted) {
+/// Parameters that are nested by the types of layers, which must be the same for all; or those that are not.
+RopeSource unnest(const ConfigReader& reader, const RopeSource& outer) {
   RopeSource result = outer;
-  const ConfigReader parameters(*outer.object, reader.source(), outer.path);
-  if (!wanted.empty()) {
-    static const io::Json nothing = io::Json::object();
-    const io::Json* nested = parameters.find(wanted);
-    if (nested != nullptr) return {nested, concat(outer.path, wanted, ".")};
-    // As in transformers, which reads the newer style of such models by type alone.
-    return outer.path == "rope_parameters." ? RopeSource{&nothing, outer.path} : outer;
-  }
+  const ConfigReader parameters(outer.object, reader.source(), outer.path);
+  bool nested = false;
   for (const auto layer_type : layer_types) {
-    const io::Json* nested = parameters.find(layer_type);
-    if (nested == nullptr) continue;
-    if (result.object != outer.object && *result.object != *nested) {
+    const io::Json* own = parameters.find(layer_type);
+    if (own == nullptr) continue;
+    if (nested && result.object != *own) {
       throw Error(ErrorCode::unsupported,
                   concat(reader.source(), ": ", outer.path, " differs between full_attention and sliding_attention"))
           .detail("w4q computes one rotary embedding for all layers");
     }
-    result = {nested, concat(outer.path, layer_type, ".")};
+    result = {*own, concat(outer.path, layer_type, ".")};
+    nested = true;
   }
   return result;
 }
@@ -141,11 +136,12 @@ void parse_longrope(const ConfigReader& parameters, const ModelConfig& config, i
 /// Channels of a head that turn. Throws bad_file unless they are pairs.
 int64_t rotary_channels(const ConfigReader& reader, const RopeConfig& rope, int64_t head_dim) {
   const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * rope.partial_rotary_factor);
+  const bool none = rope.type == RopeType::standard && rotary == 0;
   const bool pairs = rope.type == RopeType::proportional || (rotary >= 2 && rotary % 2 == 0);
-  if (rope.partial_rotary_factor <= 1 && pairs) return rotary;
+  if (none || pairs) return rotary;
   throw Error(ErrorCode::bad_file, concat(reader.source(), ": partial_rotary_factor ", rope.partial_rotary_factor,
                                           " rotates ", rotary, " of ", head_dim, " channels of a head"))
-      .detail("expected an even number of channels, at least 2");
+      .detail("expected an even number of channels");
 }
 
 }  // namespace
@@ -157,26 +153,76 @@ io::Json rope_parameters(const ConfigReader& reader, const ArchitectureRow& row)
   return *reader.find(key);
 }
 
-bool has_rope_of(const ConfigReader& reader, std::string_view layer_type) {
-  const io::Json* parameters = reader.find("rope_parameters");
-  return parameters != nullptr && parameters->is_object() && parameters->contains(layer_type);
+namespace {
+
+/// Parameters of layers of one type, as transformers reads them: rope_parameters are nested by the types, and say nothing where
+/// they are not; rope_scaling is of layers without a window, and says more of them. `truncate` stands beside the types.
+RopeSource rope_of_type(const ConfigReader& reader, std::string_view layer_type, const ArchitectureRow& row) {
+  constexpr std::string_view newer = "rope_parameters", older = "rope_scaling", truncate = "truncate";
+  const std::string type(layer_type), none = concat(newer, ".");
+  const io::Json own = row.rope_parameters.empty() ? io::Json::object() : io::Json::parse(row.rope_parameters);
+  const io::Json* scaling = reader.find(older);
+  const bool nested_scaling = scaling != nullptr && scaling->is_object() && scaling->contains(type);
+  const io::Json* stated = nested_scaling ? scaling : reader.find(newer);
+  const ConfigReader outer(stated == nullptr ? own : *stated, reader.source(), none);
+  const io::Json* nested = outer.find(type);
+  RopeSource result{nested == nullptr ? io::Json::object() : *nested, concat(none, type, ".")};
+  const ConfigReader checked(result.object, reader.source(), result.path);  // that it is an object
+  if (scaling != nullptr && !nested_scaling && layer_type == "full_attention") {
+    const ConfigReader parameters(*scaling, reader.source(), concat(older, "."));
+    if (stated == nullptr) result.path = concat(older, ".");
+    result.object.update(*scaling);
+  }
+  result.object.erase(std::string(truncate));
+  if (const io::Json* beside = outer.find(truncate); beside != nullptr) result.object[std::string(truncate)] = *beside;
+  return result;
 }
+
+/// Where the parameters that are asked for stand.
+RopeSource find_rope(const ConfigReader& reader, const RopeQuery& query, const ArchitectureRow& row) {
+  if (!query.layer_type.empty()) return rope_of_type(reader, query.layer_type, row);
+  return unnest(reader, {rope_parameters(reader, row), concat(stated_key(reader), ".")});
+}
+
+/// The part of a head that turns, which not all architectures leave to config.json.
+double read_rotary_part(const ConfigReader& reader, const ConfigReader& parameters, const RopeQuery& query,
+                        RopeType type, ModelConfig& config) {
+  constexpr std::string_view key = "partial_rotary_factor";
+  const ArchitectureRow& row = *config.architecture;
+  const auto part_or = [&](const ConfigReader& from, double otherwise) {
+    const double part = from.number(key).value_or(otherwise);
+    if (part < 0 || part > 1) from.refuse(key, "expected a number from 0 to 1");
+    return part;
+  };
+  const double part = part_or(parameters, part_or(reader, query.part.value_or(row.partial_rotary_factor)));
+  if (part == 1 || row.partial_rotary || type == RopeType::proportional) return part;
+  if (type != RopeType::standard) {
+    throw Error(ErrorCode::unsupported, concat(reader.source(), ": ", key, " ", part, " of scaled positions"))
+        .detail(concat("heads of ", row.model_type, " turn as a whole"))
+        .hint(concat("remove ", key));
+  }
+  config.warnings.push_back(
+      concat(reader.source(), ": ", key, " ", part, " is not read: heads of ", row.model_type, " turn as a whole"));
+  return 1;
+}
+
+}  // namespace
 
 RopeConfig parse_rope(const ConfigReader& reader, const RopeQuery& query, ModelConfig& config) {
   const ArchitectureRow& row = *config.architecture;
-  const double default_theta = query.theta;
-  const io::Json all = rope_parameters(reader, row);
-  const RopeSource source = unnest(reader, {&all, concat(stated_key(reader), ".")}, query.layer_type);
-  const ConfigReader parameters(*source.object, reader.source(), source.path);
+  const RopeSource source = find_rope(reader, query, row);
+  const ConfigReader parameters(source.object, reader.source(), source.path);
   RopeConfig rope;
   rope.type = parse_type(parameters, config.architecture->text_mrope);
-  if (parameters.find("rope_theta") == nullptr && reader.find("rope_theta") == nullptr) {
-    config.warnings.push_back(concat(reader.source(), ": rope_theta is missing; ", default_theta, " is assumed"));
+  const bool theta_stated = !query.theta_key.empty() && reader.find(query.theta_key) != nullptr;
+  if (parameters.find("rope_theta") == nullptr && !theta_stated && query.theta_key == RopeQuery{}.theta_key) {
+    config.warnings.push_back(concat(reader.source(), ": rope_theta is missing; ", query.theta, " is assumed"));
   }
-  rope.theta = parameters.positive("rope_theta", reader.positive("rope_theta", default_theta));
-  rope.partial_rotary_factor = parameters.positive(
-      "partial_rotary_factor", reader.positive("partial_rotary_factor", config.architecture->partial_rotary_factor));
+  rope.theta =
+      parameters.positive("rope_theta", theta_stated ? reader.positive(query.theta_key) : std::optional(query.theta));
+  rope.partial_rotary_factor = read_rotary_part(reader, parameters, query, rope.type, config);
   const int64_t rotary = rotary_channels(reader, rope, query.head_dim);
+  if (rotary == 0) rope.partial_rotary_factor = 0;
   if (const io::Json* sections = parameters.find("mrope_section"); sections != nullptr && sections->is_array()) {
     for (const io::Json& each : *sections) {
       rope.picture_pairs.push_back(each.is_number_integer() ? each.get<int64_t>() : 0);
@@ -189,7 +235,7 @@ RopeConfig parse_rope(const ConfigReader& reader, const RopeQuery& query, ModelC
     constexpr std::string_view key = "original_max_position_embeddings";
     const int64_t inner =
         row.original_positions > 0 ? row.original_positions : parameters.size(key, config.max_positions);
-    rope.original_max_positions = reader.size(key, inner);
+    rope.original_max_positions = query.layer_type.empty() ? reader.size(key, inner) : inner;
   }
   switch (rope.type) {
     case RopeType::standard:

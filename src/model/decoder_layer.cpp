@@ -323,7 +323,8 @@ MatrixView<float> LayerDecoder::Impl::recall(const BlockRun& run, MatrixView<con
       std::fill_n(history, shape.history_size(), 0.0f);
       std::fill_n(state, shape.state_size(), 0.0f);
     }
-    kernels::causal_convolution(shape, run.vector(VectorRole::convolution), history, part(mixed));
+    kernels::causal_convolution(shape, run.vector(VectorRole::convolution), history, part(mixed),
+                                run.block.gating.activation);
     kernels::delta_rule(shape, part(mixed), part(beta), part(decay), state, part(out));
   });
   kernels::rms_norm_heads(out, run.norm(NormRole::delta), eps);

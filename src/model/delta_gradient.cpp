@@ -26,7 +26,8 @@ void DeltaGradient::forward(std::vector<Floats>& products, MatrixView<float> mix
   const auto state = memory_.state.matrix(1, shape_.state_size());
   std::fill_n(history.data, history.cols, 0.0f);
   std::fill_n(state.data, state.cols, 0.0f);
-  kernels::causal_convolution(shape_, vector(VectorRole::convolution), history.data, convolved);
+  kernels::causal_convolution(shape_, vector(VectorRole::convolution), history.data, convolved,
+                              block_.gating.activation);
   const auto betas = of_heads(memory_.betas), decays = of_heads(memory_.decays);
   pick(own.betas, 0, 1, betas);
   pick(own.decays, 0, 1, decays);
@@ -64,7 +65,8 @@ void DeltaGradient::backward(MatrixView<const float> gradient, std::vector<Float
   const auto betas = of_heads(memory_.betas), decays = of_heads(memory_.decays);
   kernels::delta_rule_gradient(shape_, convolved, betas, decays, by_out, {by.mixed, by.betas, by.decays});
   kernels::causal_convolution_gradient(shape_, vector(VectorRole::convolution),
-                                       memory_.raw.matrix(rows_, shape_.channels()), by.mixed);
+                                       memory_.raw.matrix(rows_, shape_.channels()), by.mixed,
+                                       block_.gating.activation);
   const auto raw_decays = of_heads(memory_.raw_decays);
   const auto rate = vector(VectorRole::decay), bias = vector(VectorRole::step_bias);
   for (int64_t r = 0; r < rows_; ++r) {

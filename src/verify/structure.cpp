@@ -299,10 +299,10 @@ class StructureCheck {
   bool computes_just_as_base() const {
     const auto of_all = [](const model::ModelConfig& config) {
       return std::tie(config.rope, config.head_dim, config.max_positions, config.sliding_window, config.eos_tokens,
-                      config.tied_embeddings, config.activation, config.activation_limit, config.embedding_scale,
-                      config.residual_scale, config.logit_scale, config.logit_cap, config.intermediate_sizes,
-                      config.delta_layers, config.delta, config.mixture_layers, config.layer_embedding_size,
-                      config.attention);
+                      config.tied_embeddings, config.activation, config.activation_limit, config.activation_slope,
+                      config.embedding_scale, config.residual_scale, config.logit_scale, config.logit_cap,
+                      config.intermediate_sizes, config.delta_layers, config.delta, config.mixture_layers,
+                      config.layer_embedding_size, config.attention);
     };
     return computes_as_base() && of_all(config_) == of_all(*base_config_) && chooses_as_base();
   }

@@ -347,7 +347,6 @@ TEST_F(GgufConfig, SaysWhyItCannotBeWritten) {
                  [&] { config_to_gguf(model::parse_config(json, "config"), notes); });
   };
   refuse("rope type dynamic", {{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2.0}}}});
-  refuse("partial_rotary_factor", {{"partial_rotary_factor", 0.5}});
   refuse("attention_factor", {{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"attention_factor", 1.5}}}});
   refuse("beta_fast 16 and beta_slow 1",
          {{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"beta_fast", 16.0}}}});

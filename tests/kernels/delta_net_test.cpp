@@ -104,7 +104,7 @@ TEST(DeltaNet, ReadsBackWhatItLearned) {
 
 TEST(DeltaNet, ConvolutionsSeeThePast) {
   RandomMatrix x(length, shape.channels(), 4), weight(shape.channels(), shape.taps, 5);
-  std::vector<double> expected;
+  std::vector<double> expected, expected_gelu;
   for (int64_t t = 0; t < length; ++t) {
     for (int64_t c = 0; c < x.cols; ++c) {
       double sum = 0;
@@ -113,14 +113,15 @@ TEST(DeltaNet, ConvolutionsSeeThePast) {
         if (from >= 0) sum += double{weight.row(c)[i]} * double{x.row(from)[c]};
       }
       expected.push_back(sum / (1 + std::exp(-sum)));
+      expected_gelu.push_back(0.5 * sum * (1 + std::erf(sum / std::sqrt(2.0))));
     }
   }
-  const auto run_chunks = [&](const std::vector<int64_t>& chunks) {
+  const auto run_chunks = [&](const std::vector<int64_t>& chunks, Activation activation = Activation::silu) {
     RandomMatrix work = x;
     std::vector<float> history(static_cast<size_t>(shape.history_size()), 0.0f);
     int64_t first = 0;
     for (const int64_t rows : chunks) {
-      causal_convolution(shape, weight.values, history.data(), {work.view().row(first), rows, work.cols});
+      causal_convolution(shape, weight.values, history.data(), {work.view().row(first), rows, work.cols}, activation);
       first += rows;
     }
     return work.values;
@@ -128,6 +129,9 @@ TEST(DeltaNet, ConvolutionsSeeThePast) {
   const auto whole = run_chunks({length});
   for (size_t i = 0; i < whole.size(); ++i) ASSERT_NEAR(whole[i], expected[i], 1e-5);
   EXPECT_EQ(run_chunks({1, 1, 5, 23}), whole);
+  const auto gelu = run_chunks({length}, Activation::gelu);
+  for (size_t i = 0; i < gelu.size(); ++i)
+    ASSERT_NEAR(gelu[i], expected_gelu[i], 1e-5);  // as of silu: ten fp32 operations
 }
 
 }  // namespace

@@ -38,6 +38,10 @@ TEST(Gates, FollowTheirDefinitions) {
     const double clamped = std::min(g, 1.5);
     return (std::clamp(u, -1.5, 1.5) + 1) * clamped * sigmoid(1.702 * clamped);
   });
+  expect_gate({.activation = Activation::clamped_swiglu, .limit = 1.5, .slope = 1.2}, [](double g, double u) {
+    const double clamped = std::min(g, 1.5);
+    return (std::clamp(u, -1.5, 1.5) + 1) * clamped * sigmoid(1.2 * clamped);
+  });
 }
 
 struct PlainActivation {
@@ -103,6 +107,10 @@ TEST(Gates, HaveTheirSlopesAsGradients) {
   expect_gate_gradient({.activation = Activation::clamped_swiglu, .limit = 1.5}, [](double g, double u) {
     const double clamped = std::min(g, 1.5);
     return (std::clamp(u, -1.5, 1.5) + 1) * clamped * sigmoid(1.702 * clamped);
+  });
+  expect_gate_gradient({.activation = Activation::clamped_swiglu, .limit = 1.5, .slope = 1.2}, [](double g, double u) {
+    const double clamped = std::min(g, 1.5);
+    return (std::clamp(u, -1.5, 1.5) + 1) * clamped * sigmoid(1.2 * clamped);
   });
 }
 

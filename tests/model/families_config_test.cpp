@@ -111,6 +111,17 @@ TEST(FamilyConfigs, WindowsOfEachFamily) {
   EXPECT_EQ(changed("qwen2_moe", {}, {{"sliding_window", 7}}).sliding_window, std::vector<int64_t>(4, 0));
   EXPECT_EQ(changed("exaone4", {}, {{"sliding_window_pattern", 2}}).sliding_window, (std::vector<int64_t>{6, 0, 6, 0}));
   EXPECT_FALSE(changed("qwen2_moe", {}, {{"qkv_bias", false}}).qkv_bias);
+  io::Json listed = {{"sliding_window", 7},
+                     {"layer_types", {"full_attention", "sliding_attention", "full_attention", "sliding_attention"}}};
+  const std::vector<int64_t> as_listed = {0, 7, 0, 7};
+  EXPECT_EQ(changed("smollm3", {}, listed).sliding_window, as_listed) << "whatever use_sliding_window says";
+  EXPECT_EQ(changed("mistral", {}, listed).sliding_window, as_listed) << "as the reference's AutoModel does";
+  for (const char* type : {"ministral3", "mixtral", "phi3"}) {
+    EXPECT_EQ(changed(type, {}, listed).sliding_window, std::vector<int64_t>(4, 7)) << type << " does not read it";
+  }
+  const io::Json text = test::small_config(architecture_row("mistral"), listed);
+  const io::Json outer = {{"architectures", {"Mistral3ForConditionalGeneration"}}, {"text_config", text}};
+  EXPECT_EQ(parse_config(outer, "c").sliding_window, std::vector<int64_t>(4, 7)) << "within another model";
 }
 
 TEST(FamilyConfigs, QueriesThatAreCutOff) {
@@ -165,10 +176,6 @@ TEST(FamilyConfigs, TextsThatReadWhatComesLaterAreRefused) {
     changed("gemma4_text", {}, {{"use_bidirectional_attention", "all"}});
   });
   EXPECT_NO_THROW(changed("gemma4_text", {}, {{"use_bidirectional_attention", "vision"}}));
-  test::expect_error(ErrorCode::unsupported, {"swiglu_alpha"}, [] { changed("gpt_oss", {}, {{"swiglu_alpha", 1.5}}); });
-  test::expect_error(ErrorCode::unsupported, {"hidden_act"}, [] {
-    changed("qwen3_5_text", {}, {{"hidden_act", "gelu"}});
-  });
 }
 
 /// Parameters nested by the types of layers, in Gemma 3 and OLMo 3.
@@ -195,6 +202,109 @@ TEST(FamilyConfigs, RotaryParametersWithoutTypes) {
       EXPECT_EQ(layer.rope.theta, layer.window == 0 ? 2e4 : type == std::string("olmo3") ? 5e5 : 1e4) << type;
     }
   }
+}
+
+/// Of Gemma 3 and OLMo 3, which has no theta of its own for layers with a window.
+TEST(FamilyConfigs, RotaryParametersThatTypesLeaveUnsaid) {
+  const io::Json nested = {{"full_attention", {{"rope_type", "default"}}}, {"sliding_attention", nullptr}};
+  const io::Json thetas = {{"rope_theta", 2e4}, {"rope_local_base_freq", 3e4}, {"rope_parameters", nested}};
+  for (const char* type : {"gemma3_text", "olmo3"}) {
+    const bool gemma = type == std::string("gemma3_text");
+    for (const auto& layer : changed(type, {}, thetas).attention) {
+      EXPECT_EQ(layer.rope.theta, layer.window == 0 ? 2e4 : gemma ? 3e4 : 5e5) << type;
+    }
+    // rope_scaling says more of layers without a window.
+    io::Json both = thetas;
+    both["rope_parameters"]["full_attention"]["rope_theta"] = 7e4;
+    both["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+    for (const auto& layer : changed(type, {}, both).attention) {
+      EXPECT_EQ(layer.rope.type, layer.window == 0 ? RopeType::linear : RopeType::standard) << type;
+      EXPECT_EQ(layer.rope.theta, layer.window == 0 ? 7e4 : gemma ? 3e4 : 5e5) << type;
+    }
+  }
+}
+
+/// The reference reads `truncate` beside the types of layers, and the positions of training of the type alone.
+TEST(FamilyConfigs, YarnOfTypesOfLayers) {
+  const io::Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"rope_theta", 2e4}, {"truncate", false}};
+  const io::Json nested = {{"full_attention", yarn}, {"sliding_attention", yarn}};
+  for (const char* type : {"gemma3_text", "olmo3", "gemma4_text"}) {
+    io::Json json = {{"rope_parameters", nested}, {"original_max_position_embeddings", 16}};
+    for (const auto& layer : changed(type, {"rope_scaling"}, json).attention) {
+      EXPECT_TRUE(layer.rope.truncate) << type;
+      EXPECT_EQ(layer.rope.original_max_positions, 512) << type;
+    }
+    json["rope_parameters"]["truncate"] = false;
+    for (const auto& layer : changed(type, {"rope_scaling"}, json).attention) {
+      EXPECT_FALSE(layer.rope.truncate) << type;
+    }
+  }
+  EXPECT_TRUE(changed("olmo3", {}, {{"rope_scaling", yarn}}).rope.truncate);
+  EXPECT_FALSE(changed("qwen3", {}, {{"rope_scaling", yarn}}).rope.truncate);
+}
+
+/// partial_rotary_factor is of some architectures alone; heads of others turn as a whole, and a warning says so.
+TEST(FamilyConfigs, PartsOfHeadsThatTurn) {
+  const io::Json half = {{"partial_rotary_factor", 0.5}};
+  for (const char* type : {"llama", "mistral", "ministral3", "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_text",
+                           "gemma2", "gemma3_text", "gpt_oss", "smollm3", "olmo2", "olmo3"}) {
+    const auto config = changed(type, {"rope_parameters", "rope_scaling"}, [&] {
+      io::Json json = half;
+      json["rope_parameters"] = {{"rope_type", "default"}};
+      return json;
+    }());
+    for (int64_t layer = 0; layer < config.layers; ++layer) {
+      const double part = config.attention_of(layer).rope.partial_rotary_factor;
+      EXPECT_EQ(part, type == std::string("smollm3") && layer == 3 ? 0 : 1) << type;
+    }
+    EXPECT_NE(join(config.warnings).find("partial_rotary_factor 0.5 is not read"), std::string::npos) << type;
+  }
+  for (const char* type :
+       {"qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "glm4_moe", "glm4", "glm", "phi3", "minimax_m2"}) {
+    EXPECT_EQ(changed(type, {"rotary_dim"}, half).rope.partial_rotary_factor, 0.5) << type;
+    EXPECT_EQ(changed(type, {}, {{"partial_rotary_factor", 0}}).rope.partial_rotary_factor, 0) << type;
+  }
+  test::expect_error(ErrorCode::unsupported, {"partial_rotary_factor 0.5", "qwen3_moe"}, [] {
+    changed("qwen3_moe", {},
+            {{"partial_rotary_factor", 0.5}, {"rope_scaling", {{"rope_type", "linear"}, {"factor", 2}}}});
+  });
+  // MiniMax M2 as it was published, and as later versions of the reference write it.
+  EXPECT_EQ(changed("minimax_m2", {}, {{"rotary_dim", 8}}).rope.partial_rotary_factor, 0.25);
+  EXPECT_EQ(changed("minimax_m2", {}, {{"rotary_dim", 8}, {"partial_rotary_factor", 0.5}}).rope.partial_rotary_factor,
+            0.5);
+}
+
+/// The head of one that sees has no bound.
+TEST(FamilyConfigs, BoundsOfLogits) {
+  const io::Json text = test::small_config(architecture_row("gemma3_text"), {{"final_logit_softcapping", 5.0}});
+  EXPECT_EQ(parse_config(text, "c").logit_cap, 5);
+  const io::Json outer = {{"architectures", {"Gemma3ForConditionalGeneration"}}, {"text_config", text}};
+  EXPECT_EQ(parse_config(outer, "c").logit_cap, 0);
+}
+
+/// What transformers takes where config.json is silent, with a warning.
+TEST(FamilyConfigs, SizesOfMixturesThatAreUsual) {
+  const auto config = changed("qwen3_next", {"num_experts_per_tok", "linear_key_head_dim", "linear_num_value_heads"},
+                              {{"num_experts", 16}});
+  EXPECT_EQ(config.mixture.chosen, 10);
+  EXPECT_EQ(config.delta.key_dim, 128);
+  EXPECT_EQ(config.delta.value_heads, 32);
+  EXPECT_NE(join(config.warnings).find("num_experts_per_tok is missing; 10 is assumed"), std::string::npos);
+  EXPECT_EQ(changed("mixtral", {"num_experts_per_tok", "num_local_experts"}).mixture.experts, 8);
+  for (const char* type : {"mixtral", "gpt_oss", "minimax_m2"}) {
+    EXPECT_EQ(changed(type, {"num_local_experts"}, {{"num_experts", 6}}).mixture.experts, 6) << type;
+  }
+  const auto dense = changed("qwen3_moe", {}, {{"mlp_only_layers", {1, 9}}});
+  EXPECT_EQ(dense.mixture_layers, (std::vector<bool>{true, false, true, true}));
+}
+
+TEST(FamilyConfigs, ActivationsOfGatesAndConvolutions) {
+  EXPECT_EQ(changed("gpt_oss", {}).activation_slope, 1.702);
+  EXPECT_EQ(changed("gpt_oss", {}, {{"swiglu_alpha", 1.5}}).activation_slope, 1.5);
+  const auto config = changed("qwen3_5_text", {}, {{"hidden_act", "gelu"}});
+  const auto blocks = layer_plan(config, 0).blocks;
+  EXPECT_EQ(blocks[0].kind, BlockKind::delta_net);
+  for (const Block& block : blocks) EXPECT_EQ(block.gating.activation, Activation::gelu);
 }
 
 /// Layers that read the keys of others have wide MLPs beside their experts as well.

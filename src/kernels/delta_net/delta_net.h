@@ -8,6 +8,7 @@
 
 #include "core/host_device.h"
 #include "core/views.h"
+#include "kernels/elementwise/gates.h"
 
 namespace w4q::kernels {
 
@@ -32,9 +33,10 @@ struct DeltaMemory {
   float* state = nullptr;    ///< [value_heads][key_dim][value_dim]
 };
 
-/// x = silu(the causal convolution of each channel with its `weight` [channels][taps], the last tap at the position itself).
-/// `history` moves on to the last positions of x.
-void causal_convolution(const DeltaShape& shape, std::span<const float> weight, float* history, MatrixView<float> x);
+/// x = `activation`(the causal convolution of each channel with its `weight` [channels][taps], the last tap at the position
+/// itself). `history` moves on to the last positions of x.
+void causal_convolution(const DeltaShape& shape, std::span<const float> weight, float* history, MatrixView<float> x,
+                        Activation activation = Activation::silu);
 
 /// `mixed` [m × channels]: queries, keys and values of all heads. `beta` and `log_decay` [m × value_heads]. out
 /// [m × value_heads · value_dim]. Throws internal when the shapes do not fit.

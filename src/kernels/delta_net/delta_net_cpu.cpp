@@ -47,7 +47,8 @@ void step(const DeltaShape& shape, const float* query, const float* key, const f
 
 }  // namespace
 
-void causal_convolution(const DeltaShape& shape, std::span<const float> weight, float* history, MatrixView<float> x) {
+void causal_convolution(const DeltaShape& shape, std::span<const float> weight, float* history, MatrixView<float> x,
+                        Activation activation) {
   const int64_t channels = shape.channels(), taps = shape.taps, past = taps - 1;
   ensure(x.cols == channels && static_cast<int64_t>(weight.size()) == channels * taps,
          "causal_convolution: shapes differ");
@@ -60,7 +61,8 @@ void causal_convolution(const DeltaShape& shape, std::span<const float> weight, 
       for (int64_t r = 0; r < x.rows; ++r) {
         float sum = 0;
         for (int64_t t = 0; t < taps; ++t) sum += taps_of[t] * line[static_cast<size_t>(r + t)];
-        x.row(r)[c] = sum / (1.0f + std::exp(-sum));
+        x.row(r)[c] = activation == Activation::silu ? sum / (1.0f + std::exp(-sum))
+                                                     : activated_gate({.activation = activation}, sum).value;
       }
       for (int64_t t = 0; t < past; ++t) history[t * channels + c] = line[static_cast<size_t>(x.rows + t)];
     }

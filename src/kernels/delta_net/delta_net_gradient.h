@@ -9,7 +9,7 @@ namespace w4q::kernels {
 
 /// `x` [m × channels] as causal_convolution took it in; `gradient` of a loss by what it made of it becomes that by x.
 void causal_convolution_gradient(const DeltaShape& shape, std::span<const float> weight, MatrixView<const float> x,
-                                 MatrixView<float> gradient);
+                                 MatrixView<float> gradient, Activation activation = Activation::silu);
 
 struct DeltaGradients {
   MatrixView<float> mixed, beta, log_decay;

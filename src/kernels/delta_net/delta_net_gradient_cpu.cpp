@@ -182,7 +182,7 @@ class HeadGradient {
 }  // namespace
 
 void causal_convolution_gradient(const DeltaShape& shape, std::span<const float> weight, MatrixView<const float> x,
-                                 MatrixView<float> gradient) {
+                                 MatrixView<float> gradient, Activation activation) {
   const int64_t channels = shape.channels(), taps = shape.taps, past = taps - 1;
   ensure(x.cols == channels && gradient.cols == channels && gradient.rows == x.rows &&
              static_cast<int64_t>(weight.size()) == channels * taps,
@@ -195,8 +195,7 @@ void causal_convolution_gradient(const DeltaShape& shape, std::span<const float>
       for (int64_t r = 0; r < x.rows; ++r) {
         float sum = 0;
         for (int64_t t = 0; t < taps; ++t) sum += taps_of[t] * line[static_cast<size_t>(r + t)];
-        const float logistic = 1.0f / (1.0f + std::exp(-sum));
-        by[static_cast<size_t>(r)] = gradient.row(r)[c] * logistic * (1.0f + sum * (1.0f - logistic));
+        by[static_cast<size_t>(r)] = gradient.row(r)[c] * activated_gate({.activation = activation}, sum).slope;
       }
       for (int64_t r = 0; r < x.rows; ++r) {
         float sum = 0;

@@ -9,7 +9,7 @@ enum class Activation {
   silu,            ///< silu(gate) · up, silu(x) = x / (1 + e^−x)
   gelu_tanh,       ///< gelu(gate) · up, gelu(x) = x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))
   gelu,            ///< gelu(gate) · up, gelu(x) = x/2 · (1 + erf(x/√2))
-  clamped_swiglu,  ///< (up + 1) · gate / (1 + e^(−1.702 gate)), gate at most `limit`, up within ± limit
+  clamped_swiglu,  ///< (up + 1) · gate / (1 + e^(−`slope` · gate)), gate at most `limit`, up within ± limit
   // Those of plain_activations.h, each f(gate) · up.
   relu,
   relu_squared,
@@ -25,8 +25,16 @@ enum class Activation {
 
 struct Gating {
   Activation activation = Activation::silu;
-  double limit = 0;  ///< clamped_swiglu
+  double limit = 0;      ///< clamped_swiglu
+  double slope = 1.702;  ///< clamped_swiglu
 };
+
+/// An activation of x, and its derivative there.
+struct Activated {
+  float value, slope;
+};
+/// The activation of a gate alone.
+Activated activated_gate(const Gating& gating, float x);
 
 /// gate = activation(gate) · up, in fp32 and parallel over rows. Throws internal when the shapes differ.
 void gate_multiply(const Gating& gating, MatrixView<float> gate, MatrixView<const float> up);

@@ -12,8 +12,6 @@
 namespace w4q::kernels {
 namespace {
 
-constexpr float swiglu_slope = 1.702f;
-
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 constexpr float gelu_slope = 0.7978845608028654f;  // √(2/π)
@@ -42,23 +40,9 @@ Activated gelu_at(float x) {
   return {x * share, share + x * density * std::exp(-0.5f * x * x)};
 }
 
-Activated clamped_swish_at(float x, float limit) {
-  const float clamped = std::min(x, limit), s = sigmoid(clamped * swiglu_slope);
-  return {clamped * s, x > limit ? 0.0f : s + clamped * swiglu_slope * s * (1.0f - s)};
-}
-
-Activated activated_at(const Gating& gating, float x) {
-  if (is_plain_activation(gating.activation)) return plain_activation_at(gating.activation, x);
-  switch (gating.activation) {
-    case Activation::gelu_tanh:
-      return gelu_tanh_at(x);
-    case Activation::gelu:
-      return gelu_at(x);
-    case Activation::clamped_swiglu:
-      return clamped_swish_at(x, static_cast<float>(gating.limit));
-    default:
-      return silu_at(x);
-  }
+Activated clamped_swish_at(float x, float limit, float slope) {
+  const float clamped = std::min(x, limit), s = sigmoid(clamped * slope);
+  return {clamped * s, x > limit ? 0.0f : s + clamped * slope * s * (1.0f - s)};
 }
 
 /// Calls body(row) for all rows of `cols` values in parallel.
@@ -84,8 +68,22 @@ bool same_shape(MatrixView<const float> a, MatrixView<const float> b) { return a
 
 }  // namespace
 
+Activated activated_gate(const Gating& gating, float x) {
+  if (is_plain_activation(gating.activation)) return plain_activation_at(gating.activation, x);
+  switch (gating.activation) {
+    case Activation::gelu_tanh:
+      return gelu_tanh_at(x);
+    case Activation::gelu:
+      return gelu_at(x);
+    case Activation::clamped_swiglu:
+      return clamped_swish_at(x, static_cast<float>(gating.limit), static_cast<float>(gating.slope));
+    default:
+      return silu_at(x);
+  }
+}
+
 void gate_multiply(const Gating& gating, MatrixView<float> gate, MatrixView<const float> up) {
-  const auto limit = static_cast<float>(gating.limit);
+  const auto limit = static_cast<float>(gating.limit), slope = static_cast<float>(gating.slope);
   switch (gating.activation) {
     case Activation::silu:
       return silu_multiply(gate, up);
@@ -94,9 +92,9 @@ void gate_multiply(const Gating& gating, MatrixView<float> gate, MatrixView<cons
     case Activation::gelu:
       return for_values(gate, up, [](float g, float u) { return gelu(g) * u; });
     case Activation::clamped_swiglu:
-      return for_values(gate, up, [limit](float g, float u) {
+      return for_values(gate, up, [limit, slope](float g, float u) {
         const float clamped = std::min(g, limit);
-        return (std::clamp(u, -limit, limit) + 1.0f) * (clamped * sigmoid(clamped * swiglu_slope));
+        return (std::clamp(u, -limit, limit) + 1.0f) * (clamped * sigmoid(clamped * slope));
       });
     default:
       return for_values(gate, up, [activation = gating.activation](float g, float u) {
@@ -122,7 +120,7 @@ void gate_multiply_gradient(const Gating& gating, MatrixView<const float> gate, 
   for_gate_rows(gate.rows, gate.cols, [&](int64_t r) {
     for (int64_t c = 0; c < gate.cols; ++c) {
       const float g = gate.row(r)[c], u = up.row(r)[c], by = gradient.row(r)[c];
-      const Activated at = activated_at(gating, g);
+      const Activated at = activated_gate(gating, g);
       const bool moves = !clamps || (u >= -limit && u <= limit);
       by_gate.row(r)[c] = by * at.slope * (clamps ? std::clamp(u, -limit, limit) + 1.0f : u);
       by_up.row(r)[c] = moves ? by * at.value : 0.0f;

@@ -8,11 +8,6 @@
 
 namespace w4q::kernels {
 
-/// An activation of x, and its derivative there.
-struct Activated {
-  float value, slope;
-};
-
 /// x · tanh(softplus(x)).
 W4Q_HOST_DEVICE inline Activated mish_at(float x) {
   const float t = tanhf(x > 20.0f ? x : log1pf(expf(x))), s = 1.0f / (1.0f + expf(-x));

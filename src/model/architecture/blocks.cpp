@@ -71,7 +71,7 @@ PlannedLinear attention_output(const ModelConfig& config, int64_t layer, const A
 
 /// What config.json says of all gated MLPs.
 kernels::Gating gating_of(const ModelConfig& config) {
-  return {.activation = config.activation, .limit = config.activation_limit};
+  return {.activation = config.activation, .limit = config.activation_limit, .slope = config.activation_slope};
 }
 
 }  // namespace
@@ -244,7 +244,10 @@ Block delta_net_block(const ModelConfig& config, int64_t layer, DeltaProjections
   const LayerNames names(config, layer);
   const kernels::DeltaShape& shape = config.delta;
   const int64_t hidden = config.hidden_size, heads = shape.value_heads;
-  Block block{.kind = BlockKind::delta_net, .delta = shape, .output_scale = config.residual_scale};
+  Block block{.kind = BlockKind::delta_net,
+              .delta = shape,
+              .gating = {.activation = config.activation},  // of the convolution
+              .output_scale = config.residual_scale};
   block.norms.push_back(names.norm(config, NormRole::input, "input_layernorm", "attn_norm"));
   block.norms.push_back(names.norm(config, NormRole::delta, "linear_attn.norm", "ssm_norm"));
   block.norms.back().size = shape.value_dim;

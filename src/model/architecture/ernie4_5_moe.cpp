@@ -55,6 +55,7 @@ constinit const ArchitectureRow ernie4_5_architecture = {.model_type = "ernie4_5
 constinit const ArchitectureRow ernie4_5_moe_architecture = {.model_type = "ernie4_5_moe",
                                                              .class_name = "Ernie4_5_MoeForCausalLM",
                                                              .sizes = {103424, 2560, 12288, 28, 20},
+                                                             .mixture = {64, 6, 1536},
                                                              .kv_heads = 4,
                                                              .max_positions = 131072,
                                                              .rope_theta = 5e5,

@@ -48,11 +48,11 @@ void read_gemma2(const ConfigReader& reader, ModelConfig& config) {
 /// Layers with a window turn by another theta.
 void read_gemma3(const ConfigReader& reader, ModelConfig& config) {
   config.rope = parse_rope(reader, {full_attention, config.head_dim, 1e6}, config);
-  RopeConfig local{.theta = reader.positive("rope_local_base_freq", 10000.0)};
-  if (has_rope_of(reader, sliding_attention))
-    local = parse_rope(reader, {sliding_attention, config.head_dim, local.theta}, config);
+  const RopeConfig local =
+      parse_rope(reader, {sliding_attention, config.head_dim, 10000.0, "rope_local_base_freq"}, config);
   read_gemma(reader, config);
-  config.logit_cap = read_cap(reader, "final_logit_softcapping", 0);
+  // The head of one that sees does without.
+  if (!reader.nested()) config.logit_cap = read_cap(reader, "final_logit_softcapping", 0);
   const int64_t pattern = reader.size("sliding_window_pattern", 6);
   const auto types = read_layer_types(reader, config, {full_attention, sliding_attention}, [&](int64_t layer) {
     return (layer + 1) % pattern == 0 ? full_attention : sliding_attention;

@@ -1,5 +1,3 @@
-#include "core/error.h"
-#include "core/text.h"
 #include "model/architecture/readers.h"
 #include "model/architecture/rows.h"
 
@@ -20,11 +18,7 @@ void read_gpt_oss(const ConfigReader& reader, ModelConfig& config) {
   config.mixture.stacks_alone = true;
   config.activation = Activation::clamped_swiglu;
   config.activation_limit = reader.positive("swiglu_limit", 7.0);
-  constexpr double slope = 1.702;
-  if (reader.number("swiglu_alpha").value_or(slope) != slope) {
-    throw Error(ErrorCode::unsupported, concat(reader.source(), ": swiglu_alpha ", *reader.number("swiglu_alpha")))
-        .detail(concat("gates are computed with ", slope));
-  }
+  config.activation_slope = reader.number("swiglu_alpha").value_or(config.activation_slope);
 }
 
 std::vector<Block> gpt_oss_blocks(const ModelConfig& config, int64_t layer) {
@@ -38,6 +32,7 @@ constinit const ArchitectureRow gpt_oss_architecture = {
     .model_type = "gpt_oss",
     .class_name = "GptOssForCausalLM",
     .sizes = {201088, 2880, 2880, 36, 64},
+    .mixture = {128, 4, 2880},
     .kv_heads = 8,
     .head_dim = 64,
     .max_positions = 131072,

@@ -15,6 +15,7 @@ constinit const ArchitectureRow mistral_architecture = {
     .bos_token = 1,
     .eos_token = 2,
     .windows = WindowRule::all_layers,
+    .lists_windows = true,
     .gguf = "llama",
     .gguf_rotary_pairs = true,
     .blocks = llama_blocks};

@@ -1,5 +1,6 @@
 #include "model/architecture/readers.h"
 #include "model/architecture/rows.h"
+#include "model/config_rope.h"
 
 namespace w4q::model {
 
@@ -20,10 +21,13 @@ std::vector<Block> mixtral_blocks(const ModelConfig& config, int64_t layer) {
 void read_minimax_m2(const ConfigReader& reader, ModelConfig& config) {
   read_mixtral(reader, config);
   config.mixture.scoring = Scoring::sigmoid;
-  if (reader.find("rotary_dim") == nullptr) return;
-  const int64_t rotary = reader.size("rotary_dim");
-  if (rotary > config.head_dim || rotary % 2 != 0) reader.refuse("rotary_dim", "expected an even part of a head");
-  config.rope.partial_rotary_factor = static_cast<double>(rotary) / static_cast<double>(config.head_dim);
+  RopeQuery query{.head_dim = config.head_dim, .theta = config.architecture->rope_theta};
+  if (reader.find("rotary_dim") != nullptr) {  // where partial_rotary_factor does not say it
+    const int64_t rotary = reader.size("rotary_dim");
+    if (rotary > config.head_dim || rotary % 2 != 0) reader.refuse("rotary_dim", "expected an even part of a head");
+    query.part = static_cast<double>(rotary) / static_cast<double>(config.head_dim);
+  }
+  config.rope = parse_rope(reader, query, config);
 }
 
 std::vector<Block> minimax_m2_blocks(const ModelConfig& config, int64_t layer) {
@@ -37,6 +41,7 @@ std::vector<Block> minimax_m2_blocks(const ModelConfig& config, int64_t layer) {
 constinit const ArchitectureRow mixtral_architecture = {.model_type = "mixtral",
                                                         .class_name = "MixtralForCausalLM",
                                                         .sizes = {32000, 4096, 14336, 32, 32},
+                                                        .mixture = {8, 2, 14336},
                                                         .kv_heads = 8,
                                                         .max_positions = 131072,
                                                         .rope_theta = 1e6,
@@ -51,13 +56,16 @@ constinit const ArchitectureRow mixtral_architecture = {.model_type = "mixtral",
 constinit const ArchitectureRow minimax_m2_architecture = {.model_type = "minimax_m2",
                                                            .class_name = "MiniMaxM2ForCausalLM",
                                                            .sizes = {200064, 3072, 1536, 62, 48},
+                                                           .mixture = {256, 8, 1536},
                                                            .kv_heads = 8,
                                                            .head_dim = 128,
                                                            .max_positions = 196608,
                                                            .rope_theta = 5e6,
+                                                           .partial_rotary = true,
                                                            .qk_norm = true,
                                                            .whole_qk_norm = true,
                                                            .windows = WindowRule::none,
+                                                           .reads_rope = true,
                                                            .gguf = "minimax-m2",
                                                            .read = read_minimax_m2,
                                                            .blocks = minimax_m2_blocks};

@@ -19,10 +19,7 @@ std::vector<Block> olmo2_blocks(const ModelConfig& config, int64_t layer) {
 void read_olmo3(const ConfigReader& reader, ModelConfig& config) {
   const double theta = config.architecture->rope_theta;
   config.rope = parse_rope(reader, {full_attention, config.head_dim, theta}, config);
-  RopeConfig local{.theta = theta};
-  if (has_rope_of(reader, sliding_attention)) {
-    local = parse_rope(reader, {sliding_attention, config.head_dim, theta}, config);
-  }
+  const RopeConfig local = parse_rope(reader, {sliding_attention, config.head_dim, theta, {}}, config);
   const auto types = read_layer_types(reader, config, {full_attention, sliding_attention}, [](int64_t layer) {
     return (layer + 1) % 4 == 0 ? full_attention : sliding_attention;
   });

@@ -26,6 +26,7 @@ std::vector<Block> olmoe_blocks(const ModelConfig& config, int64_t layer) {
 constinit const ArchitectureRow olmoe_architecture = {.model_type = "olmoe",
                                                       .class_name = "OlmoeForCausalLM",
                                                       .sizes = {50304, 2048, 2048, 16, 16},
+                                                      .mixture = {64, 8, 2048},
                                                       .max_positions = 4096,
                                                       .rms_norm_eps = 1e-5,
                                                       .eos_token = 50279,

@@ -36,6 +36,7 @@ std::vector<Block> qwen2_moe_blocks(const ModelConfig& config, int64_t layer) {
 constinit const ArchitectureRow qwen2_moe_architecture = {.model_type = "qwen2_moe",
                                                           .class_name = "Qwen2MoeForCausalLM",
                                                           .sizes = {151936, 2048, 5632, 24, 16},
+                                                          .mixture = {60, 4, 1408, 5632},
                                                           .kv_heads = 16,
                                                           .max_positions = 32768,
 

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "model/architecture.h"
 
 namespace w4q::model {
 
@@ -56,19 +57,30 @@ void spread_attention(ModelConfig& config) {
   config.attention = std::move(layers);
 }
 
+int64_t size_or_usual(const ConfigReader& reader, std::string_view key, int64_t usual, ModelConfig& config) {
+  if (usual == 0 || reader.find(key) != nullptr) return reader.size(key);
+  config.warnings.push_back(concat(reader.source(), ": ", key, " is missing; ", usual, " is assumed"));
+  return usual;
+}
+
 void read_mixture(const ConfigReader& reader, const MixtureKeys& keys, ModelConfig& config) {
   MixtureConfig& mixture = config.mixture;
-  constexpr std::string_view renamed = "num_local_experts";  // transformers 5 writes num_experts as this
-  const bool as_renamed = reader.find(keys.experts) == nullptr && reader.find(renamed) != nullptr;
-  mixture.experts = reader.size(as_renamed ? renamed : keys.experts);
-  mixture.chosen = reader.size(keys.chosen);
+  const UsualMixture& usual = config.architecture->mixture;
+  std::string_view experts = keys.experts;
+  for (const std::string_view other : {"num_local_experts", "num_experts"}) {  // one another's names in transformers 5
+    if (reader.find(experts) == nullptr && reader.find(other) != nullptr) experts = other;
+  }
+  mixture.experts = size_or_usual(reader, experts, usual.experts, config);
+  mixture.chosen = size_or_usual(reader, keys.chosen, usual.chosen, config);
   if (mixture.chosen > mixture.experts) reader.refuse(keys.chosen, concat("there are ", mixture.experts, " experts"));
   constexpr int64_t most_experts = int64_t{1} << 20;  // of all layers: today's largest have some 25,000
   if (mixture.experts > most_experts / config.layers) {
     reader.refuse(keys.experts, concat("expected at most ", most_experts / config.layers));
   }
-  mixture.intermediate = reader.size(keys.intermediate);
-  if (!keys.shared_intermediate.empty()) mixture.shared_intermediate = reader.size(keys.shared_intermediate);
+  mixture.intermediate = size_or_usual(reader, keys.intermediate, usual.intermediate, config);
+  if (!keys.shared_intermediate.empty()) {
+    mixture.shared_intermediate = size_or_usual(reader, keys.shared_intermediate, usual.shared, config);
+  }
   mixture.renormalizes = reader.boolean(keys.renormalizing).value_or(keys.renormalizes);
   config.mixture_layers.assign(static_cast<size_t>(config.layers), true);
 }
@@ -82,8 +94,8 @@ void leave_dense(const ConfigReader& reader, ModelConfig& config) {
   if (dense == nullptr) return;
   for (const io::Json& entry : dense->is_array() ? *dense : io::Json::array({-1})) {
     const int64_t layer = entry.is_number_integer() ? entry.get<int64_t>() : -1;
-    if (layer < 0 || layer >= config.layers) reader.refuse("mlp_only_layers", "expected a list of layers");
-    config.mixture_layers[static_cast<size_t>(layer)] = false;
+    if (layer < 0) reader.refuse("mlp_only_layers", "expected a list of layers");
+    if (layer < config.layers) config.mixture_layers[static_cast<size_t>(layer)] = false;
   }
 }
 
@@ -91,10 +103,10 @@ namespace {
 
 void read_delta_net(const ConfigReader& reader, ModelConfig& config) {
   kernels::DeltaShape& shape = config.delta;
-  shape = {.key_heads = reader.size("linear_num_key_heads"),
-           .value_heads = reader.size("linear_num_value_heads"),
-           .key_dim = reader.size("linear_key_head_dim"),
-           .value_dim = reader.size("linear_value_head_dim"),
+  shape = {.key_heads = size_or_usual(reader, "linear_num_key_heads", 16, config),
+           .value_heads = size_or_usual(reader, "linear_num_value_heads", 32, config),
+           .key_dim = size_or_usual(reader, "linear_key_head_dim", 128, config),
+           .value_dim = size_or_usual(reader, "linear_value_head_dim", 128, config),
            .taps = reader.size("linear_conv_kernel_dim", 4)};
   if (shape.value_heads % shape.key_heads != 0) {
     reader.refuse("linear_num_value_heads", concat(shape.key_heads, " key heads are not shared evenly"));
@@ -111,10 +123,6 @@ void read_delta_net(const ConfigReader& reader, ModelConfig& config) {
 
 void read_hybrid_layers(const ConfigReader& reader, ModelConfig& config) {
   read_delta_net(reader, config);
-  if (config.activation != Activation::silu) {
-    throw Error(ErrorCode::unsupported, concat(reader.source(), ": hidden_act of a delta net"))
-        .detail("its convolution and its gates are computed with silu");
-  }
   const int64_t interval = reader.size("full_attention_interval", 4);
   const auto types = read_layer_types(reader, config, {full_attention, linear_attention}, [&](int64_t layer) {
     return (layer + 1) % interval == 0 ? full_attention : linear_attention;
@@ -122,7 +130,7 @@ void read_hybrid_layers(const ConfigReader& reader, ModelConfig& config) {
   spread_attention(config);
   for (size_t layer = 0; layer < types.size(); ++layer) {
     config.delta_layers.push_back(types[layer] == linear_attention);
-    config.attention[layer].output_gate = reader.boolean("attn_output_gate").value_or(true);
+    config.attention[layer].output_gate = true;  // whatever attn_output_gate says, as in transformers
   }
 }
 

@@ -33,6 +33,9 @@ void spread_attention(ModelConfig& config);
 /// Gemma's use_bidirectional_attention: throws unsupported where a text attends to what comes later.
 void refuse_later_tokens(const ConfigReader& reader);
 
+/// A size, or with a warning the usual one where nothing states it; 0: it must be stated.
+int64_t size_or_usual(const ConfigReader& reader, std::string_view key, int64_t usual, ModelConfig& config);
+
 /// Keys of a mixture by the names that an architecture has for them.
 struct MixtureKeys {
   std::string_view experts = "num_experts", chosen = "num_experts_per_tok", intermediate = "moe_intermediate_size";
@@ -43,7 +46,7 @@ struct MixtureKeys {
 /// Throws bad_file where more are chosen than there are.
 void read_mixture(const ConfigReader& reader, const MixtureKeys& keys, ModelConfig& config);
 
-/// Qwen's mlp_only_layers and decoder_sparse_step: layers without a mixture. Throws bad_file for a layer that is not there.
+/// Qwen's mlp_only_layers and decoder_sparse_step: layers without a mixture. Throws bad_file for what is no layer.
 void leave_dense(const ConfigReader& reader, ModelConfig& config);
 
 /// linear_num_key_heads, … of a gated delta net, and which layers have it in the place of attention: those of type linear_attention, or all but each

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "model/architecture/readers.h"
 #include "model/architecture/rows.h"
 
@@ -20,10 +22,11 @@ void read_smollm3(const ConfigReader& reader, ModelConfig& config) {
     turning.push_back(turns);
     if (!turns) config.attention[index].rope.partial_rotary_factor = 0;
   }
-  if (!reader.boolean("use_sliding_window").value_or(false)) return;
+  const bool slides = reader.boolean("use_sliding_window").value_or(false);  // where layer_types does not say it
   const auto types = read_layer_types(reader, config, {full_attention, sliding_attention}, [&](int64_t layer) {
-    return turning[static_cast<size_t>(layer)] ? full_attention : sliding_attention;
+    return turning[static_cast<size_t>(layer)] || !slides ? full_attention : sliding_attention;
   });
+  if (std::ranges::find(types, sliding_attention) == types.end()) return;
   set_windows(reader, types, config.architecture->window, config);
 }
 

@@ -84,6 +84,7 @@ std::vector<std::string> computed_otherwise(const model::ModelConfig& ours, cons
   ConfigComparison comparison;
   comparison.require("hidden_act", ours.activation == theirs.activation);
   comparison.compare("the limit of the activation", ours.activation_limit, theirs.activation_limit);
+  comparison.compare("the slope of the activation", ours.activation_slope, theirs.activation_slope);
   comparison.compare("the factor of embeddings", ours.embedding_scale, theirs.embedding_scale);
   comparison.compare("the factor of the residual stream", ours.residual_scale, theirs.residual_scale);
   comparison.compare("the factor of logits", ours.logit_scale, theirs.logit_scale);
