@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "core/convert.h"
 #include "core/rng.h"
@@ -115,20 +116,24 @@ TEST(NormFactors, BoundsFollowFromTheStoredType) {
 
 class SeededGains : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() {
-    set_progress_enabled(false);
-    for (const auto& [name, scheme, dialect] :
-         {std::tuple("gptq", "int4-g128-f16-asym", "gptq-v2"), std::tuple("kbit", "kbit3-b32-e4m4", ""),
-          std::tuple("trellis", "trellis3-w14", "")}) {
-      const auto to = folder() / name;
-      const test::TemporaryFolder planes;
-      const auto made = test::quantized_model(planes, formats::parse_scheme(scheme));
-      if (*dialect == '\0') {
-        std::filesystem::copy(made, to, std::filesystem::copy_options::recursive);
-      } else {
-        pipeline::convert_model({.input = made, .output = to, .to = dialect});
-      }
+  /// A sound folder, made when it is first asked for.
+  static std::filesystem::path made(const std::string& form) {
+    static const std::map<std::string, std::pair<const char*, const char*>> forms = {
+        {"gptq", {"int4-g128-f16-asym", "gptq-v2"}},
+        {"kbit", {"kbit3-b32-e4m4", ""}},
+        {"trellis", {"trellis3-w14", ""}},
+        {"nvfp4", {"nvfp4", "compressed-tensors-float"}}};
+    const auto to = folder() / form;
+    if (std::filesystem::exists(to)) return to;
+    const auto& [scheme, dialect] = forms.at(form);
+    const test::TemporaryFolder planes;
+    const auto model = test::quantized_model(planes, formats::parse_scheme(scheme));
+    if (*dialect == '\0') {
+      std::filesystem::copy(model, to, std::filesystem::copy_options::recursive);
+    } else {
+      pipeline::convert_model({.input = model, .output = to, .to = dialect});
     }
+    return to;
   }
   static const test::TemporaryFolder& folder() {
     static const test::TemporaryFolder folder;
@@ -139,7 +144,7 @@ class SeededGains : public ::testing::Test {
                                          const std::function<void(std::vector<std::byte>&, const Shape&)>& change) {
     const auto copy = folder() / "damaged";
     std::filesystem::remove_all(copy);
-    std::filesystem::copy(folder() / form, copy, std::filesystem::copy_options::recursive);
+    std::filesystem::copy(made(form), copy, std::filesystem::copy_options::recursive);
     test::rewrite(copy, [&](io::PlannedTensor& tensor, std::vector<std::byte>& bytes) {
       if (tensor.name == name) change(bytes, tensor.shape);
       return true;
@@ -157,7 +162,8 @@ class SeededGains : public ::testing::Test {
 };
 
 TEST_F(SeededGains, SoundFoldersHoldTheBase) {
-  for (const char* form : {"gptq", "kbit", "trellis"}) EXPECT_THAT(faults(form, "none", {}), IsEmpty()) << form;
+  for (const char* form : {"gptq", "kbit", "trellis", "nvfp4"})
+    EXPECT_THAT(faults(form, "none", {}), IsEmpty()) << form;
 }
 
 /// Each of these passed unnoticed until 2026-11-29.
@@ -180,6 +186,19 @@ TEST_F(SeededGains, ScalesAndCodesOfOtherPlacesAreNamed) {
                        narrow(values, DType::f16, bytes);
                      }),
               ElementsAre(AllOf(StartsWith(query), HasSubstr("of another size"))));
+}
+
+/// A factor that is no power of two is read as one that divides, until 2026-11-30 as that of a scheme without its like.
+TEST_F(SeededGains, FactorsOfSmallFloatsAreNamed) {
+  const std::string output = "model.layers.2.self_attn.o_proj";
+  EXPECT_THAT(faults("nvfp4", output + ".weight_global_scale",
+                     [](auto& bytes, const Shape&) {
+                       float factor = 0;
+                       std::memcpy(&factor, bytes.data(), sizeof factor);
+                       factor *= 1.1f;
+                       std::memcpy(bytes.data(), &factor, sizeof factor);
+                     }),
+              ElementsAre(AllOf(StartsWith(output), HasSubstr("of another size"))));
 }
 
 /// Any positive factors passed as folded until 2026-11-29.

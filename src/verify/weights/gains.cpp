@@ -31,8 +31,8 @@ struct HeldLine {
   }
   /// Of the lost ones those that nobody has given up.
   bool is_wild() const {
-    const double is = found.value(), usual = rounded.value();
-    return is_lost() && (is < -least * usual || is > most * usual);
+    constexpr double twice = 2;  // rounding may shrink what a column holds, and feeding errors back make up for it
+    return is_lost() && (found.value() < -least || found.value() > twice);
   }
 
  private:

@@ -11,7 +11,7 @@ namespace w4q::verify {
 struct Gains {
   int64_t row = -1, column = -1;         ///< the first that is not the base's; −1: all are
   double row_gain = 1, column_gain = 1;  ///< of these
-  /// The column holds the base's with another sign or more than all of it, which no way of rounding makes of one.
+  /// The column holds the base's with another sign or more than twice, which no way of rounding makes of one.
   bool column_is_wild = false;
 };
 

@@ -189,6 +189,8 @@ std::vector<double> relative_noise(const Streams& streams) {
 /// A stream whose noise is several times what nearly all others have, of the weight and of its row and column: fed back errors
 /// are larger where the inputs ask for less, but then in all of a column.
 std::optional<std::string> loud_stream_of(const Streams& streams) {
+  constexpr double least =
+      0.02;  // a word of other codes misses more; of many bits nothing else is as large as a clipped tail
   constexpr double most_times = 2.5;  // measured of sound weights: 1.34, trellis3-w10 by all steps of `best`
   const auto noise = relative_noise(streams);
   const double usual = upper_end(noise);
@@ -204,7 +206,7 @@ std::optional<std::string> loud_stream_of(const Streams& streams) {
         std::span(noise).subspan(static_cast<size_t>(row * streams.width), static_cast<size_t>(streams.width));
     const double of_row = upper_end({line.begin(), line.end()});
     for (size_t col = 0; col < line.size(); ++col) {
-      if (line[col] <= most_times * std::max({usual, of_row, of_columns[col]})) continue;
+      if (line[col] <= least || line[col] <= most_times * std::max({usual, of_row, of_columns[col]})) continue;
       return concat("the codes of ", place_of_streams(streams, row, static_cast<int64_t>(col)), " miss ",
                     fixed(100 * line[col], 0), " % of what the base has there, nearly all others at most ",
                     fixed(100 * usual, 1), " %");

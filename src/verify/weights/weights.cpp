@@ -138,6 +138,13 @@ class RoundingJudge {
   static constexpr double most_share = 0.02;
   static constexpr size_t least_peers = 6;
 
+  /// Whether a tensor's factor is stored as what block scales are divided by is no matter of rounding, and seen only of factors
+  /// that are no powers of two.
+  static std::string_view kin_of(std::string_view scheme) {
+    constexpr std::string_view divided = "-div";
+    return scheme.ends_with(divided) ? scheme.substr(0, scheme.size() - divided.size()) : scheme;
+  }
+
   static std::string role_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
   bool others_are_rounded(const TensorError& tensor, int64_t RoundedRow::*what) const {
@@ -154,7 +161,7 @@ class RoundingJudge {
   bool most_are(const TensorError& tensor, bool folded, const std::function<bool(const WeightLimit&)>& is_sound) const {
     size_t peers = 0, sound = 0, alike = 0, sound_alike = 0;
     for (const TensorError& other : report_.tensors) {
-      if (&other == &tensor || !other.limit || other.scheme != tensor.scheme) continue;
+      if (&other == &tensor || !other.limit || kin_of(other.scheme) != kin_of(tensor.scheme)) continue;
       if (other.limit->measured || (folded && !other.folded)) continue;
       const bool holds = is_sound(*other.limit), like = role_of(other.name) == role_of(tensor.name);
       ++peers, sound += holds, alike += like, sound_alike += like && holds;
