@@ -188,19 +188,6 @@ TEST_F(SeededGains, ScalesAndCodesOfOtherPlacesAreNamed) {
               ElementsAre(AllOf(StartsWith(query), HasSubstr("of another size"))));
 }
 
-/// A factor that is no power of two is read as one that divides, until 2026-11-30 as that of a scheme without its like.
-TEST_F(SeededGains, FactorsOfSmallFloatsAreNamed) {
-  const std::string output = "model.layers.2.self_attn.o_proj";
-  EXPECT_THAT(faults("nvfp4", output + ".weight_global_scale",
-                     [](auto& bytes, const Shape&) {
-                       float factor = 0;
-                       std::memcpy(&factor, bytes.data(), sizeof factor);
-                       factor *= 1.1f;
-                       std::memcpy(bytes.data(), &factor, sizeof factor);
-                     }),
-              ElementsAre(AllOf(StartsWith(output), HasSubstr("of another size"))));
-}
-
 /// Any positive factors passed as folded until 2026-11-29.
 TEST_F(SeededGains, NormsOfOtherValuesAreNamed) {
   const std::string norm = "model.layers.2.input_layernorm.weight";
