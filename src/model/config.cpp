@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "io/system.h"
 #include "model/architecture.h"
+#include "model/architecture/readers.h"
 #include "model/config_reader.h"
 #include "model/config_rope.h"
 
@@ -82,11 +83,10 @@ const ArchitectureRow* wrapped_architecture(const ConfigReader& reader) {
   unknown_architecture(reader, type.empty() ? name : concat(name, " of ", type));
 }
 
-/// A size that may be left out where it is the usual one.
+/// A size that a text_config may leave out where it is the usual one.
 int64_t size_or(const ConfigReader& reader, const char* key, int64_t usual, ModelConfig& config) {
-  if (usual == 0 || !reader.nested() || reader.states(key)) return reader.size(key);
-  config.warnings.push_back(concat(reader.source(), ": ", key, " is missing; ", usual, " is assumed"));
-  return usual;
+  const bool needed = !reader.nested() || reader.states(key);
+  return size_or_usual(reader, key, needed ? 0 : usual, config);
 }
 
 void parse_sizes(const ConfigReader& reader, ModelConfig& config) {

@@ -22,21 +22,13 @@ struct HeldLine {
     constexpr double fewest_values = 8, well_rounded = 0.75;
     return fourths > 0 && found.squares * found.squares > fewest_values * fourths && rounded.explained() > well_rounded;
   }
-  /// It holds less than half, or more than 1.6 times, of what rounding to nearest leaves of it, five standard errors away from
-  /// that: sound weights hold 0.71 to 1.06 (limit.h), other inputs' nothing.
-  bool is_lost() const {
-    if (!is_known()) return false;
-    const double is = found.value(), usual = rounded.value();
-    return (is < least * usual || is > most * usual) && std::abs(is - usual) > errors * found.error();
-  }
+  /// Beside what rounding to nearest leaves of it.
+  bool is_lost() const { return is_known() && found.is_lost(rounded.value()); }
   /// Of the lost ones those that nobody has given up.
   bool is_wild() const {
     constexpr double twice = 2;  // rounding may shrink what a column holds, and feeding errors back make up for it
-    return is_lost() && (found.value() < -least || found.value() > twice);
+    return is_lost() && (found.value() < -least_gain || found.value() > twice);
   }
-
- private:
-  static constexpr double errors = 5, least = 0.5, most = 1.6;
 };
 
 class GainMeasure {

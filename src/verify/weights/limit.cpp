@@ -217,15 +217,6 @@ std::vector<float> decode(const LinearWeight& weight, const std::vector<RoundedR
   return values;
 }
 
-void apply(const Units& units, const std::vector<RoundedRow>& rows, std::vector<float>& values) {
-  if (units.cols.empty() && units.rows.empty()) return;
-  const size_t k = values.size() / rows.size();
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (!units.cols.empty()) values[i] *= units.cols[i % k];
-    if (!units.rows.empty()) values[i] *= units.rows[static_cast<size_t>(rows[i / k].row)];
-  }
-}
-
 /// Values that are no other than those of rounding to nearest but for this share: where scales were folded, they are
 /// known to the rounding of a norm.
 constexpr float same_value = 1e-5f, same_folded = 0.02f;
@@ -258,6 +249,13 @@ void measure(std::span<const float> base, std::span<const float> found, std::spa
 }
 
 }  // namespace
+
+void Units::apply(int64_t row, std::span<float> values) const {
+  for (size_t c = 0; c < values.size(); ++c) {
+    if (!cols.empty()) values[c] *= cols[c];
+    if (!rows.empty()) values[c] *= rows[static_cast<size_t>(row)];
+  }
+}
 
 double WeightLimit::sqnr() const noexcept { return decibels(signal, noise); }
 double WeightLimit::floor() const noexcept { return decibels(signal, tolerated(signal, rounded_noise, usual, most())); }
@@ -325,7 +323,7 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
   const auto k = static_cast<size_t>(base.k);
   auto values = decode(base, limit.rows);
   const auto found = decode(candidate, limit.rows);
-  apply(units, limit.rows, values);
+  for (size_t i = 0; i < limit.rows.size(); ++i) units.apply(limit.rows[i].row, std::span(values).subspan(i * k, k));
   if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) return std::nullopt;
   std::vector<float> rounded;
   try {

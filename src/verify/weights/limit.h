@@ -9,6 +9,7 @@
 #include "formats/packed.h"
 #include "kernels/linear/linear.h"
 #include "model/weight_error.h"
+#include "verify/weights/factors.h"
 #include "verify/weights/gains.h"
 
 namespace w4q::verify {
@@ -17,15 +18,15 @@ namespace w4q::verify {
 /// also with next to no damping: 4.1 and 33 with 4 bits and more, 6.5 and 42 with 2, all by feedback. With less than 4
 /// bits a row of another weight is no farther away than that, so that only the whole is held against a limit.
 inline constexpr double most_noise = 10, most_noise_of_few_bits = 20, most_row_noise = 100;
-/// ⟨w, ŵ⟩ over that of rounding to nearest: sound weights neither shrink nor grow by more. Measured: 0.71 to 1.06.
-inline constexpr double least_gain = 0.5, most_gain = 1.6;
-
 /// The base's weight in the candidate's units: row r times rows[r], column c times cols[c]; empty: as it is.
 struct Units {
   std::vector<float> rows = {}, cols = {};
   bool measured = false;  ///< from packed rows, and thus known to their noise alone
   /// 1 where the factor of a column is known within wide bounds only: its codes say nothing by themselves. Empty: nowhere.
   std::vector<uint8_t> unsure = {};
+
+  /// `values` ← a row of the base's weight, in these units.
+  void apply(int64_t row, std::span<float> values) const;
 };
 
 /// Some rows of a weight, held against the same rows of the base rounded to nearest.

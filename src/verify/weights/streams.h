@@ -11,9 +11,9 @@
 
 namespace w4q::verify {
 
-/// What is wrong with streams of a weight, behind its rotations and scales; one line without the weight's name. Nothing where
-/// nothing is, of other schemes, of several passes, without rotations, and where the base's weight is not known in its units. All of the weight is
-/// looked at, on all threads; EXL3 takes eight bytes a weight for it.
+/// What is wrong with streams of a weight whose codes share bits (formats::shares_bits), behind its rotations and scales; one
+/// line without the weight's name. Nothing where nothing is, of several passes, without rotations, and where the base's weight
+/// is not known in its units. All of it is looked at, on all threads; EXL3 takes eight bytes a weight for it.
 std::optional<std::string> stream_fault_of(const kernels::LinearWeight& base, const kernels::LinearWeight& candidate,
                                            const Units& units);
 

@@ -212,16 +212,17 @@ class BaseComparison {
     Progress progress("weights", static_cast<int64_t>(quantization().linears.size()), "tensors");
     std::vector<Held> batch;
     int64_t held = 0;
+    const auto finish = [&] {
+      judge(batch);
+      progress.advance(std::ssize(batch));
+      batch.clear(), held = 0;
+    };
     for (const auto& [name, info] : quantization().linears) {
       batch.push_back(measured(name, info));
       held += batch.back().values;
-      if (held < most_held && std::ssize(batch) < batches_of_threads * threads()) continue;
-      progress.advance(std::ssize(batch));
-      judge(batch);
-      batch.clear(), held = 0;
+      if (held >= most_held || std::ssize(batch) >= batches_of_threads * threads()) finish();
     }
-    progress.advance(std::ssize(batch));
-    judge(batch);
+    finish();
     return std::move(report_);
   }
 
@@ -232,7 +233,7 @@ class BaseComparison {
     int64_t values = 0;
     model::WeightError error;
     std::vector<int64_t> loudest;  ///< rows
-    std::optional<std::string> streams;
+    std::optional<std::string> streams = {};
   };
   /// Weights that are looked at side by side: some are unpacked for it.
   static constexpr int64_t most_held = int64_t{1} << 28;
@@ -244,10 +245,10 @@ class BaseComparison {
     const auto wanted = stored_weight(base_.folder, name);
     std::vector<model::WeightError> rows;
     const auto error = model::compare_weights(wanted, weights_.effective(name), &rows);
-    auto units = weights_.units(name);
-    auto streams = stream_fault_of(wanted, stored_weight(candidate_.folder, name), units);
-    return {name,  scheme_text(info),    std::move(units),  wanted.n * wanted.k,
-            error, loudest_errors(rows), std::move(streams)};
+    Held held{name, scheme_text(info), weights_.units(name), wanted.n * wanted.k, error, loudest_errors(rows)};
+    if (formats::shares_bits(info.passes.front().scheme))
+      held.streams = stream_fault_of(wanted, stored_weight(candidate_.folder, name), held.units);
+    return held;
   }
 
   std::optional<WeightLimit> limit_behind(const Held& held, const Units& units) const {
