@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/parallel.h"
+#include "formats/e4m4.h"
 #include "formats/integer.h"
 #include "formats/scheme_registry.h"
 #include "formats/table/table_format.h"
@@ -202,6 +203,7 @@ Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
 }
 
 double BlockSample::least_fine(std::span<const double> log_scales) const {
+  if (weight_.scheme.scale == formats::ScaleType::e4m4) return std::log(double{formats::e4m4_min_normal});
   if (weight_.scheme.scale != formats::ScaleType::e4m3) return -INFINITY;
   // Below the least normal one E4M3 is coarse, however small all are: two matrices may share the factor before them.
   double least = std::log(0x1p-6);

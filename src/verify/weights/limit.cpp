@@ -25,6 +25,8 @@ using kernels::LinearWeight;
 /// Rounded of a weight: all of a small one.
 constexpr int64_t sampled_weights = int64_t{1} << 18;
 constexpr size_t most_suspects = 8;
+/// Of fewer, a level for each weight is no measure of codes that share bits, which are searched together.
+constexpr int64_t fewest_shared_inputs = 64;
 /// Scales that are folded into norms and measured from rows are known to the rounding of a 16-bit norm, 2^-8: what
 /// follows from that alone is no fault of the codes.
 constexpr double unit_error = 1.0 / 256;
@@ -231,12 +233,13 @@ Gains measured_gains(const std::vector<RoundedRow>& rows, const Units& units, He
 
 void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded, float same,
              RoundedRow& row) {
-  double signal = 0, noise = 0, product = 0, rounded_noise = 0, rounded_product = 0;
+  double signal = 0, noise = 0, product = 0, rounded_noise = 0, rounded_product = 0, chance = 0;
   for (size_t c = 0; c < base.size(); ++c) {
     const double value = base[c], is = found[c], would_be = rounded[c], gap = std::abs(is - would_be);
     signal += value * value;
     noise += (value - is) * (value - is);
     product += value * is;
+    chance += is * is * (value - is) * (value - is);
     rounded_noise += (value - would_be) * (value - would_be);
     rounded_product += value * would_be;
     if (!(gap > same * std::abs(rounded[c]))) continue;
@@ -244,7 +247,7 @@ void measure(std::span<const float> base, std::span<const float> found, std::spa
     const bool tie = std::abs(std::abs(value - is) - std::abs(value - would_be)) <= same_distance * gap;
     if (!tie && row.unlike++ == 0) row.first_unlike = static_cast<int64_t>(c);
   }
-  row.signal = signal, row.noise = noise, row.product = product;
+  row.signal = signal, row.noise = noise, row.product = product, row.chance = chance;
   row.rounded_noise = rounded_noise, row.rounded_product = rounded_product;
 }
 
@@ -281,12 +284,11 @@ const RoundedRow* WeightLimit::worst_row() const noexcept {
 
 double WeightLimit::row_spread() const noexcept {
   double count = 0, sum = 0, squares = 0, chance = 0;
-  const double width = static_cast<double>(values) / static_cast<double>(std::max<size_t>(1, rows.size()));
   for (const RoundedRow& row : rows) {
     const double found = row.noise - row.signal + 2 * row.product;  // Σ ŵ²
     if (row.suspect || !(row.signal > 0) || !(found > 0)) continue;
     const double factor = row.product / found;
-    count += 1, sum += factor, squares += factor * factor, chance += row.noise / width / found;
+    count += 1, sum += factor, squares += factor * factor, chance += row.chance / (found * found);
   }
   if (count < 8 || measured) return 0;
   const double mean = sum / count;
@@ -317,6 +319,7 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
                                     const std::vector<int64_t>& suspects) {
   const auto* packed = std::get_if<std::shared_ptr<const PackedLinear>>(&candidate.matrix);
   if (packed == nullptr || (*packed)->passes.empty()) return std::nullopt;
+  if (formats::shares_bits((*packed)->passes.front().scheme) && base.k < fewest_shared_inputs) return std::nullopt;
   WeightLimit limit{.rows = chosen_rows(base.n, base.k, suspects), .bits = bits_of(**packed)};
   limit.usual = usual_noise(limit.bits);
   limit.turned = !(*packed)->rotations.empty() || (*packed)->passes.front().scheme.family == SchemeFamily::exl3;

@@ -32,10 +32,11 @@ struct Units {
 /// Some rows of a weight, held against the same rows of the base rounded to nearest.
 struct RoundedRow {
   int64_t row = 0;
-  bool suspect = false;                           ///< taken because its error is among the largest
-  double signal = 0;                              ///< Σ w²
-  double noise = 0;                               ///< Σ (w − ŵ)²
-  double product = 0;                             ///< Σ w · ŵ
+  bool suspect = false;  ///< taken because its error is among the largest
+  double signal = 0;     ///< Σ w²
+  double noise = 0;      ///< Σ (w − ŵ)²
+  double product = 0;    ///< Σ w · ŵ
+  double chance = 0;     ///< Σ (w − ŵ)² ŵ²: of factors, where few inputs hold most of a row
   double rounded_noise = 0, rounded_product = 0;  ///< the same of rounding to nearest
   int64_t off = 0;                                ///< codes that are not the nearest under the stored scales
   int64_t unlike = 0;                             ///< values that are not those of rounding to nearest
