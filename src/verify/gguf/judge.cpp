@@ -64,7 +64,7 @@ Slope both_ends_of(const GgufSubject& subject) { return ends_of(subject, true); 
 
 constexpr Relation relations[] = {
     {"scales follow from the codes of their parts by ", "scales do not belong to the codes of their parts", match_of,
-     0.6, 0.6, 0.45},
+     0.6, 0.6, 0.45, INFINITY, -1.5},
     {"mean codes follow from minimums by ", "minimums do not belong to the codes of their parts", minimums_of, 0.4, 0.7,
      0.42, 1.8},
     {"units of blocks follow from their scales and codes by ", "units do not belong to the scales of their blocks",

@@ -344,6 +344,35 @@ int64_t BlockSample::one_value_blocks() const {
   return count;
 }
 
+bool BlockSample::rows_are_alike() const {
+  constexpr double most_in_common = 0.25;
+  const auto width = static_cast<size_t>(weight_.k);
+  double common = 0;
+  for (size_t i = 0; i + 1 < rows_.size(); ++i) {
+    double product = 0, one = 0, other = 0, of_one = 0, of_other = 0;
+    for (size_t col = 0; col < width; ++col) {
+      const double a = level(i, col), b = level(i + 1, col);
+      product += a * b, one += a * a, other += b * b, of_one += a, of_other += b;
+    }
+    const auto count = static_cast<double>(width);
+    one -= of_one * of_one / count, other -= of_other * of_other / count, product -= of_one * of_other / count;
+    if (one > 0 && other > 0) common += product * product / (one * other);
+  }
+  return common > most_in_common * static_cast<double>(rows_.size());
+}
+
+double BlockSample::kurtosis() const {
+  const auto groups = static_cast<size_t>(groups_), width = static_cast<size_t>(weight_.k);
+  double squares = 0, fourths = 0;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    for (size_t col = 0; col < width; ++col) {
+      const double away = level(i, col) - means_[i * groups + static_cast<size_t>(group_of_[col])];
+      squares += away * away, fourths += away * away * away * away;
+    }
+  }
+  return squares > 0 ? fourths * static_cast<double>(levels_.size()) / (squares * squares) : 0;
+}
+
 EvenZeros BlockSample::even_zeros() const {
   const bool asked = weight_.scheme.family == SchemeFamily::integer && weight_.scheme.bits >= 3;
   if (!asked || weight_.k < 32 * groups_ || deviations_.size() < 64) return {};

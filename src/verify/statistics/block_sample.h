@@ -72,6 +72,11 @@ class BlockSample {
   /// Standard deviation of log scale within rows; of whole rows between neighbours.
   double scale_spread() const;
   Spread spread() const;
+  /// Whether rows are nearly multiples of each other: blocks that stand above one another tell one thing then, and not many.
+  bool rows_are_alike() const;
+  /// ⟨x⁴⟩ / ⟨x²⟩² of codes around their groups' means: 2.4 and more of normal weights, 1.8 to 2.1 of uniform ones, whose blocks
+  /// all reach as far and differ by chance alone.
+  double kurtosis() const;
   /// The slope of the mean code over the zero point of a group: 1 where zeros follow from codes; no error: they are all
   /// the same, or none.
   Slope zero_match() const;

@@ -21,6 +21,9 @@ using formats::PackedWeight;
 /// (16 times): by 10 times.
 constexpr double least_quiet = 9, least_turned = 2.3;
 
+/// BlockSample::kurtosis below which codes are spread evenly.
+constexpr double most_even_kurtosis = 2.2;
+
 /// Slopes below which scales may stand in another order.
 constexpr double unsure_match = 0.4;
 
@@ -47,17 +50,20 @@ BlockFigures figures_of(const PackedWeight& canonical) {
   figures.negative = sample.negative_scales();
   figures.scales = sample.scales();
   figures.one_value = sample.one_value_blocks();
-  figures.even_zeros = sample.even_zeros();
   figures.far_zeros = sample.far_zeros();
   figures.near_one = sample.scales_near_one();
   figures.ends = sample.ends_over_middle();
-  figures.match = sample.scale_match();
+  figures.light_tailed = sample.kurtosis() < most_even_kurtosis;
   figures.scale_spread = sample.scale_spread();
   figures.size = sample.size();
   figures.unscaled = sample.unscaled();
+  if (!sample.by_largest()) figures.spread = sample.spread();
+  // Of blocks that are nearly the same in all rows no relation is known.
+  if (sample.rows_are_alike()) return figures;
+  figures.even_zeros = sample.even_zeros();
+  figures.match = sample.scale_match();
   // Where they follow as stored, no other order is asked.
   if (figures.match.value < unsure_match) figures.reordered = sample.best_order();
-  if (!sample.by_largest()) figures.spread = sample.spread();
   figures.zeros = sample.zero_match();
   return figures;
 }
@@ -531,7 +537,8 @@ class BlockJudge {
     for (const BlockSubject& other : all_) {
       const Slope& one = other.figures.*relation;
       if (other.scheme != subject.scheme || !(one.error > 0)) continue;
-      const bool is_lost = one.value < least && has_many_values(other.figures), is_sound = one.value > sound;
+      const bool is_lost = one.value < least && has_many_values(other.figures) && !other.figures.light_tailed;
+      const bool is_sound = one.value > sound;
       (other.role == subject.role ? role : others).add(one, is_lost, is_sound), all.add(one, is_lost, is_sound);
     }
     const bool others_have_it = others.all >= fewest_others &&

@@ -21,6 +21,7 @@ struct BlockFigures {
   int64_t empty = 0;     ///< of these, with a scale of zero though codes differ
   int64_t constant = 0;  ///< with codes that are all the same
   Slope match;
+  bool light_tailed = false;  ///< codes are spread evenly
   double scale_spread = 0;
   double size = 0;        ///< of decoded weights
   double ends = 0;        ///< BlockSample::ends_over_middle

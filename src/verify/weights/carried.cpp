@@ -31,7 +31,7 @@ std::vector<NormPair> norm_pairs(const std::vector<NormFactor>& given, const std
   std::vector<NormPair> pairs;
   double all = 0, mean_given = 0, mean_carried = 0;
   for (size_t c = 0; c < given.size(); ++c) {
-    if (!given[c].known || !given[c].possible || !(carried[c].squares > 0)) continue;
+    if (!given[c].known || !given[c].possible || !(carried[c].squares > 0) || carried[c].of_one_size()) continue;
     const double value = carried[c].value(), error = carried[c].error();
     if (!(value > sure_errors * error)) continue;
     const double weight = 1 / (std::pow(error / value, 2) + norm_error * norm_error);

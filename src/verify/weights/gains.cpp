@@ -11,31 +11,48 @@ namespace {
 /// A row or a column: what is stored of it and what rounding to nearest makes of it.
 struct HeldLine {
   Factor found, rounded;
-  double fourths = 0;
 
-  void add(double base, double stored, double nearest) {
-    const double square = base * base;  // std::pow(base, 4) would be a call, and most of what a check costs
-    found.add(base, stored), rounded.add(base, nearest), fourths += square * square;
-  }
+  void add(double base, double stored, double nearest) { found.add(base, stored), rounded.add(base, nearest); }
   /// Where few values make up a line, or rounding leaves little of it, one that falls to the next code is a large part of it.
   bool is_known() const {
     constexpr double fewest_values = 8, well_rounded = 0.75;
-    return fourths > 0 && found.squares * found.squares > fewest_values * fourths && rounded.explained() > well_rounded;
+    return found.weighed_squares > 0 && found.squares * found.squares > fewest_values * found.weighed_squares &&
+           rounded.explained() > well_rounded;
   }
-  /// Beside what rounding to nearest leaves of it.
-  bool is_lost() const { return is_known() && found.is_lost(rounded.value()); }
+  /// By itself and beside what rounding to nearest leaves of it.
+  bool is_lost(double most) const {
+    return is_known() && found.is_lost(1, most) && found.is_lost(rounded.value(), most);
+  }
   /// Of the lost ones those that nobody has given up.
-  bool is_wild() const {
+  bool is_wild(double most) const {
     constexpr double twice = 2;  // rounding may shrink what a column holds, and feeding errors back make up for it
-    return is_lost() && (found.value() < -least_gain || found.value() > twice);
+    return is_lost(most) && (found.value() < -least_gain || found.value() > twice);
   }
 };
+
+/// Whether rows are nearly multiples of each other: then what rounding leaves of a line is the same in all of them, and no
+/// chance.
+bool is_of_low_rank(std::span<const float> values, size_t width) {
+  constexpr double most_in_common = 0.25;
+  const size_t rows = values.size() / width;
+  double common = 0;
+  for (size_t row = 0; row + 1 < rows; ++row) {
+    double product = 0, one = 0, other = 0;
+    for (size_t c = 0; c < width; ++c) {
+      const double a = values[row * width + c], b = values[(row + 1) * width + c];
+      product += a * b, one += a * a, other += b * b;
+    }
+    if (one > 0 && other > 0) common += product * product / (one * other);
+  }
+  return common > most_in_common * static_cast<double>(rows);
+}
 
 class GainMeasure {
  public:
   explicit GainMeasure(const HeldRows& held) : held_(held), columns_(held.width), rows_(held.numbers.size()) {}
 
   Gains run() {
+    if (is_of_low_rank(held_.base, held_.width)) return result_;
     for (size_t row = 0; row < held_.numbers.size(); ++row) add_row(row);
     if (const HeldLine* row = first_of(rows_, &HeldLine::is_lost)) {
       result_.row = held_.numbers[static_cast<size_t>(row - rows_.data())], result_.row_gain = row->found.value();
@@ -62,10 +79,11 @@ class GainMeasure {
   }
 
   /// Scales of a hundredth of a weight's others are beyond what some types of scales hold: these lines are left out.
-  const HeldLine* first_of(const std::vector<HeldLine>& lines, bool (HeldLine::*is)() const) const {
+  const HeldLine* first_of(const std::vector<HeldLine>& lines, bool (HeldLine::*is)(double most) const) const {
     constexpr double least_energy = 1e-4;
+    const double most = held_.bits > 2 ? most_gain : most_gain_of_two_bits;
     const auto found = std::ranges::find_if(lines, [&](const HeldLine& line) {
-      return line.found.squares * static_cast<double>(lines.size()) > least_energy * energy_ && (line.*is)();
+      return line.found.squares * static_cast<double>(lines.size()) > least_energy * energy_ && (line.*is)(most);
     });
     return found == lines.end() ? nullptr : &*found;
   }

@@ -19,6 +19,7 @@ struct Gains {
 struct HeldRows {
   std::span<const float> base, found, rounded;
   size_t width = 0;
+  int bits = 0;
   std::vector<int64_t> numbers = {};  ///< of the rows
   std::vector<uint8_t> unsure = {};   ///< 1: nothing is known of this column; empty: of all is
 };

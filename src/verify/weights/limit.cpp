@@ -344,7 +344,7 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
     limit.rounded_noise += row.rounded_noise, limit.rounded_product += row.rounded_product;
   }
   limit.values = static_cast<int64_t>(values.size());
-  limit.gains = measured_gains(limit.rows, units, {values, found, rounded, k});
+  limit.gains = measured_gains(limit.rows, units, {values, found, rounded, k, limit.bits});
   // Rotations spread what is not known over all inputs.
   limit.measured = units.measured || (!units.unsure.empty() && !(*packed)->rotations.empty());
   if (!limit.measured) count_off(**packed, std::move(values), folded, units.unsure, limit.rows);

@@ -57,6 +57,7 @@ struct WeightLimit {
   double sqnr() const noexcept;   ///< found, dB
   double floor() const noexcept;  ///< the least, dB
   double most() const noexcept { return bits < 4 ? most_noise_of_few_bits : most_noise; }
+  double held() const noexcept { return signal > 0 ? product / signal : 1; }  ///< of the base's
   double gain() const noexcept;  ///< over that of rounding; 1 where there is nothing to compare
   double margin() const noexcept { return sqnr() - floor(); }
   bool holds() const noexcept;

@@ -96,8 +96,9 @@ class RoundingJudge {
   std::string lost_fault_of(const TensorError& tensor) const {
     constexpr double most_away = 0.04;
     const Gains& gains = tensor.limit->gains;
-    const bool another_size = tensor.limit->bits >= least_bits(tensor) && !tensor.limit->measured &&
-                              std::abs(tensor.limit->gain() - 1) > most_away;
+    // Where rounding by the definition is what shrinks a weight, one that holds all of it is none the worse.
+    const double away = std::min(std::abs(tensor.limit->gain() - 1), std::abs(tensor.limit->held() - 1));
+    const bool another_size = tensor.limit->bits >= least_bits(tensor) && !tensor.limit->measured && away > most_away;
     if ((gains.column < 0 && !another_size) || tensor.folded) return {};
     if (another_size && others_are(tensor, [](const WeightLimit& limit) {
           return limit.turned && std::abs(limit.gain() - 1) < most_away / 2;
