@@ -237,6 +237,9 @@ std::string far_code_fault(const PackedWeight& canonical, const WeightSample& sa
   const double limit = std::ldexp(0.5, canonical.scheme.bits);
   std::vector<uint8_t> codes(width), zeros(groups);
   std::vector<float> scales(groups), values(width);
+  // Errors that were fed back leave codes at any distance, and far more of them nearer to the base's.
+  constexpr double least_strayed = 0.5, most_strayed = 0.8;  // of the limit
+  std::string first;
   for (int64_t row = 0; row < canonical.n; ++row) {
     formats::integer_read_codes(canonical, row, codes);
     formats::integer_read_scales(canonical, row, scales);
@@ -250,16 +253,20 @@ std::string far_code_fault(const PackedWeight& canonical, const WeightSample& sa
           factor * fit[col] * static_cast<double>(values[col]) / static_cast<double>(scales[group]) + zeros[group];
       // Clipped weights lie beyond the ends of the codes.
       const auto apart = [&](double place) { return std::abs(std::clamp(place, 0.0, 2 * limit - 1) - codes[col]); };
-      if (apart(wanted) < limit) continue;
+      const double here = apart(wanted);
+      if (here <= least_strayed * limit) continue;
       // The base's own weight, rounded: a fit over few values, as of a column that is nearly zero, says nothing then.
       if (apart(static_cast<double>(values[col]) / static_cast<double>(scales[group]) + zeros[group]) <= 1) continue;
+      if (here < most_strayed * limit) return {};
+      if (here < limit || !first.empty()) continue;
       const bool spilled = habits.may_spill && codes[col] == 0 && wanted > 14;
-      return concat(
+      first = concat(
           spilled ? "a code of 16 spilled into the next nibble: " : "a code is far from the base's weight: ", "output ",
           row, ", input ", col, " has code ", +codes[col], ", the base's weight is at ", fixed(wanted, 1));
+      if (spilled) return first;
     }
   }
-  return {};
+  return first;
 }
 
 }  // namespace

@@ -29,23 +29,59 @@ std::vector<float> values_of(const TensorView& tensor, int64_t begin, int64_t en
   return values;
 }
 
-/// The first value that is neither the base's nor that rounded to the type of `ours`; −1: none. Equal shapes.
-int64_t first_difference(const TensorView& ours, const TensorView& theirs) {
+/// values ← what a type holds of them.
+void round_to(DType dtype, std::vector<float>& values) {
+  std::vector<std::byte> rounded(values.size() * static_cast<size_t>(dtype_bits(dtype) / 8));
+  narrow(values, dtype, rounded);
+  widen(rounded, dtype, values);
+}
+
+/// What a program may do to values that it keeps: `through` is the type that it computes in, `offset` what it adds before and
+/// takes off behind.
+struct Passage {
+  DType through;
+  float offset = 0;
+
+  void take(std::vector<float>& values) const {
+    round_to(through, values);
+    if (offset == 0) return;
+    for (const float by : {offset, -offset}) {
+      for (float& value : values) value += by;
+      round_to(through, values);
+    }
+  }
+};
+
+/// The first value that is neither the base's nor that rounded on its passage to the type of `ours`; −1: none. Equal shapes.
+int64_t first_difference(const TensorView& ours, const TensorView& theirs, const Passage& passage) {
   const int64_t count = element_count(ours.shape);
-  const int64_t width = dtype_bits(ours.dtype) / 8;
   for (int64_t begin = 0; begin < count; begin += piece) {
     check_interrupt();
     const int64_t end = std::min(begin + piece, count);
     const auto a = values_of(ours, begin, end);
     auto b = values_of(theirs, begin, end);
-    std::vector<std::byte> rounded(b.size() * static_cast<size_t>(width));
-    narrow(b, ours.dtype, rounded);
-    widen(rounded, ours.dtype, b);
+    passage.take(b);
+    round_to(ours.dtype, b);
     for (size_t i = 0; i < a.size(); ++i) {
       if (a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i]))) return begin + static_cast<int64_t>(i);
     }
   }
   return -1;
+}
+
+int64_t first_difference(const TensorView& ours, const TensorView& theirs) {
+  return first_difference(ours, theirs, {ours.dtype});
+}
+
+/// Whether all values are the base's as a model in 16 bit holds them, although the file's type could say more; of a norm that
+/// is stored less `offset`, also as a program leaves them that computes with the sum.
+bool holds_rounded_values(const TensorView& ours, const TensorView& theirs, float offset) {
+  const auto holds = [&](const Passage& passage) { return first_difference(ours, theirs, passage) < 0; };
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    if (ours.dtype == DType::f32 && holds({dtype})) return true;
+    if (offset != 0 && holds({dtype, offset})) return true;
+  }
+  return false;
 }
 
 std::string place_text(int64_t at, const Shape& shape) {
@@ -130,9 +166,24 @@ class KeptCheck {
     for (const auto& difference : computed_otherwise(ours, theirs)) fault("config.json", difference);
     if (ours.sliding_window != theirs.sliding_window) fault("config.json", "sliding_window is not the base's");
     if (ours.bos_token && theirs.bos_token) compare("bos_token_id", *ours.bos_token, *theirs.bos_token);
-    if (!ours.eos_tokens.empty() && !theirs.eos_tokens.empty() && ours.eos_tokens != theirs.eos_tokens) {
+    if (!ours.eos_tokens.empty() && !theirs.eos_tokens.empty() && ours.eos_tokens != theirs.eos_tokens &&
+        !states_the_same_ends()) {
       fault("config.json", "eos_token_id is not the base's");
     }
+  }
+
+  /// Of two folders of which one has generation_config.json, which says more, what both config.json say.
+  bool states_the_same_ends() const {
+    const auto has_more = [](const checkpoint::Folder& folder) {
+      return io::path_exists(folder.path / "generation_config.json");
+    };
+    const auto stated = [](const io::Json& config) {
+      const auto text = config.find("text_config");
+      const io::Json& inner = text != config.end() && text->is_object() ? *text : config;
+      return inner.value("eos_token_id", config.value("eos_token_id", io::Json()));
+    };
+    const io::Json ours = stated(candidate_.folder.config);
+    return has_more(candidate_.folder) != has_more(base_.folder) && ours == stated(base_.folder.config);
   }
 
   // ---- tensors ----
@@ -143,7 +194,8 @@ class KeptCheck {
     // A head that is tied in one of the two is the table of embeddings.
     const std::string wanted = base_.folder.tensors.contains(name) ? name : "model.embed_tokens.weight";
     if (!candidate_.folder.tensors.contains(name) || !base_.folder.tensors.contains(wanted)) return;
-    if (wanted != name && name != "lm_head.weight") return fault(name, "the base has no such tensor");
+    if (wanted != name && name != "lm_head.weight")
+      return is_made_for_activations(name) ? void() : fault(name, "the base has no such tensor");
     const auto ours = candidate_.folder.tensors.load(name), theirs = base_.folder.tensors.load(wanted);
     if (!is_weight_dtype(ours->dtype) || !is_weight_dtype(theirs->dtype)) {
       if (ours->dtype != theirs->dtype)
@@ -154,13 +206,31 @@ class KeptCheck {
       return fault(name, concat("has shape ", shape_text(ours->shape), ", in the base ", shape_text(theirs->shape)));
     }
     const int64_t at = first_difference(ours.view(), theirs.view());
-    if (at < 0) return look_at_same(parameter, ours.view(), theirs.view());
+    if (at < 0 || holds_rounded_values(ours.view(), theirs.view(), offset_of(name)))
+      return look_at_same(parameter, ours.view(), theirs.view());
     const std::string difference =
         concat("is not the base's: ", place_text(at, ours->shape), " is ", values_of(ours.view(), at, at + 1).front(),
                ", in the base ", values_of(theirs.view(), at, at + 1).front());
     const std::string problem = may_be_folded(parameter, ours.view(), theirs.view());
     if (!problem.empty()) return fault(name, problem == "no" ? difference : concat(difference, "; ", problem));
     ++rescaled_;
+  }
+
+  /// What is added to a norm's stored values.
+  float offset_of(const std::string& name) const {
+    if (candidate_.config.architecture == nullptr) return 0;
+    for (const auto& norm : model::all_norms(candidate_.config)) {
+      if (name == norm.name + ".weight") return norm.offset;
+    }
+    return 0;
+  }
+
+  /// Scales of activations, which no 16-bit base has.
+  bool is_made_for_activations(std::string_view name) const {
+    const auto* const dialect = candidate_.folder.quantization.dialect;
+    const auto ends = [&](std::string_view suffix) { return name.ends_with(suffix); };
+    return ends(".k_scale") || ends(".v_scale") ||
+           (dialect != nullptr && std::ranges::any_of(dialect->activations, ends));
   }
 
   /// A weight that is the base's although the norm before it is not.
@@ -247,7 +317,8 @@ class KeptCheck {
   std::string may_be_folded(const model::Parameter& parameter, const TensorView& ours, const TensorView& theirs) {
     if (candidate_.folder.tuned.contains(parameter.name)) return tuned_norm(parameter, ours, theirs);
     if (candidate_.config.architecture == nullptr) {
-      return is_norm(parameter) ? positive_factors(ours, theirs, 0) : "no";
+      if (is_norm(parameter)) return positive_factors(ours, theirs, 0);
+      return carries_a_norm(parameter.name, ours, theirs) ? "" : "no";
     }
     for (int64_t layer = 0; layer < candidate_.config.layers; ++layer) {
       for (const auto& group : model::input_groups(candidate_.config, layer)) {
@@ -265,6 +336,32 @@ class KeptCheck {
       }
     }
     return "no";
+  }
+
+  /// Of an architecture that is not known: whether columns are multiplied by what one of the layer's norms gave.
+  bool carries_a_norm(const std::string& name, const TensorView& ours, const TensorView& theirs) const {
+    if (ours.shape.size() != 2) return false;
+    const int64_t layer = model::layer_numbers(name).layer, n = ours.shape[0], k = ours.shape[1];
+    for (const auto& [other, info] : candidate_.folder.tensors.tensors()) {
+      const bool of_layer = layer >= 0 && model::layer_numbers(other).layer == layer && info.shape == Shape{k};
+      if (!of_layer || !other.ends_with("norm.weight") || !base_.folder.tensors.contains(other)) continue;
+      const auto norm = candidate_.folder.tensors.load(other), was = base_.folder.tensors.load(other);
+      if (norm->shape != was->shape) continue;
+      const auto factors = norm_factors(norm.view(), was.view(), 0);
+      const auto carried = [&](int64_t row) {
+        const auto a = values_of(ours, row * k, row * k + k), b = values_of(theirs, row * k, row * k + k);
+        for (size_t c = 0; c < a.size(); ++c) {
+          const double wanted = double{b[c]} * double{factors[c].factor};
+          if (factors[c].known && std::abs(a[c] - wanted) > most_folding_error * std::abs(wanted) + least_f16)
+            return false;
+        }
+        return true;
+      };
+      int64_t row = 0;
+      while (row < n && carried(row)) ++row;
+      if (row == n) return true;
+    }
+    return false;
   }
 
   /// Readers that stayed in 16 bit are asked one by one whether they carry the factors; packed ones by their errors.

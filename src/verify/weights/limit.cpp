@@ -283,16 +283,23 @@ const RoundedRow* WeightLimit::worst_row() const noexcept {
 }
 
 double WeightLimit::row_spread() const noexcept {
-  double count = 0, sum = 0, squares = 0, chance = 0;
+  constexpr size_t fewest = 8;
+  constexpr double quartiles_apart = 1.35;  // of normal numbers, in standard deviations
+  std::vector<double> factors, chances;
   for (const RoundedRow& row : rows) {
     const double found = row.noise - row.signal + 2 * row.product;  // Σ ŵ²
     if (row.suspect || !(row.signal > 0) || !(found > 0)) continue;
-    const double factor = row.product / found;
-    count += 1, sum += factor, squares += factor * factor, chance += row.chance / (found * found);
+    factors.push_back(row.product / found), chances.push_back(row.chance / (found * found));
   }
-  if (count < 8 || measured) return 0;
-  const double mean = sum / count;
-  return std::sqrt(std::max(0.0, (squares - chance) / count - mean * mean));
+  if (factors.size() < fewest || measured) return 0;
+  // Fed back errors leave a few rows that have little in common with the others.
+  const auto at = [](std::vector<double>& values, size_t quarter) {
+    const auto place = values.begin() + static_cast<std::ptrdiff_t>(quarter * (values.size() - 1) / 4);
+    std::ranges::nth_element(values, place);
+    return *place;
+  };
+  const double spread = (at(factors, 3) - at(factors, 1)) / quartiles_apart;
+  return std::sqrt(std::max(0.0, spread * spread - at(chances, 2)));
 }
 
 int64_t WeightLimit::count(int64_t RoundedRow::*what) const noexcept {

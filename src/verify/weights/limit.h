@@ -64,7 +64,7 @@ struct WeightLimit {
   /// The row that is farthest below what it must reach; null: all reach it.
   const RoundedRow* worst_row() const noexcept;
   /// How far the factors that rows would have to be multiplied by to come nearest to the base's differ from row to row,
-  /// beyond chance: a standard deviation.
+  /// beyond chance: a standard deviation, by quartiles.
   double row_spread() const noexcept;
   /// Of all rows: RoundedRow::off, RoundedRow::unlike. A few where scales were folded are none.
   int64_t count(int64_t RoundedRow::*what) const noexcept;
