@@ -202,7 +202,7 @@ std::string_view reason_to_carry(const ModelConfig& config, std::string_view ten
   const bool shares =
       layer >= 0 && !config.attention.empty() && config.attention[static_cast<size_t>(layer)].keys_of.has_value();
   if (shares && module.find(".self_attn.") != std::string_view::npos)
-    return "never read: another layer's stand in its place";
+    return never_read;
   if (config.names.prefix != "model." && !tensor.starts_with(config.names.prefix)) return of_tower;
   return {};
 }

@@ -49,7 +49,8 @@ std::vector<Parameter> parameters(const OpenedModel& model);
 
 /// What reason_to_carry() says of most.
 inline constexpr std::string_view of_tower = "part of a tower for other inputs than text",
-                                  further_tokens = "predicts further tokens";
+                                  further_tokens = "predicts further tokens",
+                                  never_read = "never read: another layer's stand in its place";
 
 /// Why a tensor that is no parameter of a known architecture is carried along as it is, and no fault: it belongs to what
 /// sees, hears or predicts further tokens, or is never read. Empty: nothing is known of it.

@@ -451,6 +451,32 @@ TEST(Convention, SymmetricGroupsNeedNotReachTheirTop) {
   EXPECT_TRUE(faults.empty()) << faults.front();
 }
 
+/// Errors that were fed back leave codes at any distance from the base's weight; one alone at half the range is a fault.
+TEST(Convention, CodesFarAwayAreNoFaultWhereOthersStray) {
+  const formats::Scheme scheme = formats::parse_scheme("int4-g128-f16-asym");
+  constexpr int64_t rows = 64, cols = 256;
+  std::vector<float> base(static_cast<size_t>(rows * cols));
+  for (size_t i = 0; i < base.size(); ++i) base[i] = static_cast<float>(random_normal(5, i));
+  const TensorView view{"w", DType::f32, {rows, cols}, bytes_of(base)};
+  const auto faults = [&](std::initializer_list<int> steps) {
+    PackedWeight weight = quantize::rounding_quantizer(scheme).run(view, scheme, {}).weight;
+    std::vector<uint8_t> codes(static_cast<size_t>(cols));
+    int64_t row = 3;
+    for (const int step : steps) {
+      formats::integer_read_codes(weight, row, codes);
+      const auto low = std::ranges::find_if(codes, [&](uint8_t code) { return code + step < 16 && code > 1; });
+      *low = static_cast<uint8_t>(*low + step);
+      formats::integer_write_codes(weight, row, codes);
+      row += 7;
+    }
+    return base_faults(weight, WeightSample(weight), {}, view);
+  };
+  EXPECT_TRUE(faults({}).empty());
+  ASSERT_EQ(faults({9}).size(), 1u);
+  EXPECT_EQ(faults({9}).front().find("a code is far from the base's weight: output 3"), 0u) << faults({9}).front();
+  EXPECT_TRUE(faults({9, 5}).empty());
+}
+
 /// The words of GPTQModel's gptq_p: of every 32 codes, two words of low bits and one of high bits.
 TEST(Convention, PlanesOfThreeBits) {
   Checkpoint checkpoint("int3-g128-f16-asym", "gptq-v2");

@@ -37,7 +37,7 @@ struct MadeRows {
     found = rounded;
   }
   Gains gains() const {
-    HeldRows held{base, found, rounded, gain_width};
+    HeldRows held{base, found, rounded, gain_width, 4};
     for (size_t row = 0; row < gain_rows; ++row) held.numbers.push_back(static_cast<int64_t>(10 * row));
     return gains_of(held);
   }
@@ -81,6 +81,31 @@ TEST(Gains, ColumnsThatNobodyMakesAreToldFromThoseGivenUp) {
     EXPECT_EQ(made.gains().column, 5);
     EXPECT_EQ(made.gains().column_is_wild, factor != 0) << factor;
   }
+}
+
+/// Rows that are multiples of one another are rounded alike, and what is left of a column is no chance.
+TEST(Gains, WeightsOfLowRankSayNothing) {
+  MadeRows made;
+  for (size_t i = 0; i < made.base.size(); ++i) {
+    const size_t row = i / gain_width, col = i % gain_width;
+    made.base[i] = static_cast<float>(random_normal(7, row) * random_normal(9, col));
+    made.found[i] = made.base[i] * (col % 5 == 0 ? 0.3f : 1.0f);
+    made.rounded[i] = made.base[i];
+  }
+  EXPECT_EQ(made.gains().column, -1);
+}
+
+/// What is missed may be largest where the values are: then a factor is known no better than by these.
+TEST(Factors, ErrorsFollowWhatIsMissed) {
+  Factor even, loud;
+  for (size_t i = 0; i < 1000; ++i) {
+    const double value = random_normal(3, i) * (i % 100 == 0 ? 30 : 1), error = random_normal(4, i);
+    even.add(value, value + error), loud.add(value, value + 0.3 * error * std::abs(value));
+  }
+  EXPECT_NEAR(even.value(), 1, 5 * even.error());
+  EXPECT_NEAR(loud.value(), 1, 5 * loud.error());
+  const double rest = loud.found - loud.products * loud.value();
+  EXPECT_GT(loud.error(), 3 * std::sqrt(rest / loud.squares / 1000));
 }
 
 // ---- norms ----

@@ -89,6 +89,60 @@ TEST_F(Kept, AnotherComputationOfTheSameTensorsIsNamed) {
                                    "config.json: the factor of logits is 2, in the base 1"));
 }
 
+/// The hybrid in integers, as another program leaves what it kept.
+class KeptOnItsWay : public ::testing::Test {
+ protected:
+  static std::vector<std::string> faults(
+      const std::function<void(const io::PlannedTensor&, std::span<float>)>& change) {
+    set_progress_enabled(false);
+    const test::TemporaryFolder folder;
+    const auto base = test::testdata() / "w4q-hybrid-tiny";
+    pipeline::QuantizeRequest request;
+    request.model = base;
+    request.output = folder / "planes";
+    request.scheme = formats::parse_scheme("int4-g128-bf16");
+    request.method = "rtn";
+    pipeline::quantize_model(request);
+    pipeline::convert_model({.input = folder / "planes", .output = folder / "q", .to = "compressed-tensors"});
+    test::rewrite(folder / "q", [&](io::PlannedTensor& tensor, std::vector<std::byte>& bytes) {
+      if (!is_weight_dtype(tensor.dtype)) return true;
+      std::vector<float> values(static_cast<size_t>(element_count(tensor.shape)));
+      widen(bytes, tensor.dtype, values);
+      change(tensor, values);
+      narrow(values, tensor.dtype, bytes);
+      return true;
+    });
+    return check_kept(model::open_model(folder / "q"), model::open_model(base)).faults;
+  }
+  static float rounded(float value) { return f32_from_bf16(bf16_from_f32(value)); }
+};
+
+/// A program that computes with 1 + w stores what is left of w, and one in 16 bit what it holds of 32.
+TEST_F(KeptOnItsWay, RoundedValuesAreTheBases) {
+  size_t changed = 0;
+  const auto pass = [&](const io::PlannedTensor& tensor, std::span<float> values) {
+    const bool added = tensor.name.ends_with("layernorm.weight"), narrowed = tensor.dtype == DType::f32;
+    for (float& value : values) {
+      const float was = value;
+      if (added) value = rounded(rounded(1 + value) - 1);
+      if (narrowed) value = rounded(value);
+      changed += value != was;
+    }
+  };
+  EXPECT_THAT(faults(pass), IsEmpty());
+  EXPECT_GT(changed, 100u);
+}
+
+TEST_F(KeptOnItsWay, OneValueMoreIsNamed) {
+  const std::string norm = "model.layers.0.linear_attn.norm.weight";
+  const auto change = [&](const io::PlannedTensor& tensor, std::span<float> values) {
+    if (tensor.name != norm) return;
+    for (float& value : values) value = rounded(value);
+    values[3] += 0.01f;
+  };
+  EXPECT_THAT(faults(change), Contains(StartsWith(norm)));
+}
+
 /// AWQ divides rows of v_proj, and their bias with them; another program's folder does not say which.
 TEST(KeptBias, CarriesTheScalesOfItsRows) {
   set_progress_enabled(false);

@@ -36,6 +36,29 @@ std::vector<std::string> named(int bits, const std::string& role,
   });
 }
 
+/// Of rows that hold 1 / factor of the base's, and miss nothing else.
+WeightLimit limit_of_rows(const std::vector<double>& factors) {
+  WeightLimit limit;
+  limit.bits = 4, limit.values = static_cast<int64_t>(256 * factors.size());
+  for (const double factor : factors) {
+    const double found = 1 / factor;
+    limit.rows.push_back(
+        {.signal = 1, .noise = (1 - found) * (1 - found), .product = found, .chance = 1e-6, .rounded_noise = 0.01});
+  }
+  return limit;
+}
+
+/// Errors that were fed back leave a row in ten with little of the base's; scales of other rows are in all of them.
+TEST(WeightLimit, RowsSpreadWhereMostOfThemDo) {
+  std::vector<double> few(128, 1), all(128, 1);
+  for (size_t row = 0; row < 128; ++row) {
+    few[row] = row % 10 == 0 ? 0.6 : 1 + 0.001 * static_cast<double>(row % 3);
+    all[row] = row % 2 == 0 ? 0.8 : 1.2;
+  }
+  EXPECT_LT(limit_of_rows(few).row_spread(), 0.01);
+  EXPECT_GT(limit_of_rows(all).row_spread(), 0.2);
+}
+
 void expect_named(const std::vector<std::string>& faults, int bits) {
   ASSERT_EQ(faults.size(), 1u) << bits;
   EXPECT_TRUE(faults.front().starts_with("model.layers.3.mlp.down_proj: ")) << faults.front();

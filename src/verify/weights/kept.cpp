@@ -256,7 +256,8 @@ class KeptCheck {
     std::set<std::string> lost_experts;
     size_t held = 0;
     for (const auto& [name, info] : base_.folder.tensors.tensors()) {
-      if (known && model::reason_to_carry(candidate_.config, name).empty()) continue;
+      const auto reason = known ? model::reason_to_carry(candidate_.config, name) : std::string_view("anything");
+      if (reason.empty() || reason == model::never_read) continue;
       if (tensors.contains(name) || candidate_.folder.quantization.find(model::module_path(name)) != nullptr) {
         ++held;
       } else if (const auto experts = lost_of_stack(name, info)) {
