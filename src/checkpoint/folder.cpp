@@ -104,6 +104,18 @@ std::optional<QuantizationConfig> read_packed_floats(const DialectSource& source
   }
 }
 
+/// Where a transform of a group of transform_config is applied that no weight holds; empty: all of it is in the weights.
+std::string run_time_location(const Json& group) {
+  const auto apply = group.is_object() ? group.find("apply") : group.end();
+  if (!group.is_object() || apply == group.end() || !apply->is_array()) return {};
+  for (const Json& entry : *apply) {
+    if (!entry.is_object()) continue;
+    const Json location = entry.value("location", Json());
+    if (location != "weight_input" && location != "weight_output") return location.dump();
+  }
+  return {};
+}
+
 /// Its config.json is a 16-bit model's; its tensors are not.
 void refuse_turboquant(const std::filesystem::path& folder) {
   if (!io::path_exists(folder / turboquant_config_file)) return;
@@ -195,6 +207,22 @@ std::optional<StatedQuantization> stated_quantization(const Json& config, const 
   return std::nullopt;
 }
 
+void refuse_transforms_at_run_time(const StatedQuantization& stated) {
+  const auto transforms = stated.json.is_object() ? stated.json.find("transform_config") : stated.json.end();
+  if (!stated.json.is_object() || transforms == stated.json.end() || !transforms->is_object()) return;
+  const auto groups = transforms->find("config_groups");
+  if (groups == transforms->end() || !groups->is_object()) return;
+  for (const auto& [name, group] : groups->items()) {
+    const std::string location = run_time_location(group);
+    if (location.empty()) continue;
+    throw Error(ErrorCode::unsupported, concat(stated.place, ": transform_config.config_groups.", printable(name),
+                                               ": a transform at location ", printable(location)))
+        .detail("it turns activations while the model runs, which w4q does not: its weights alone are another model's")
+        .hint(
+            "start from the 16-bit checkpoint; transforms at weight_input and weight_output alone are in the weights");
+  }
+}
+
 bool has_packed_floats(const Folder& headers, const StatedQuantization& stated) {
   return is_low_precision(stated.json) && read_known_floats(source_of(headers, stated)).has_value();
 }
@@ -203,6 +231,7 @@ Folder read_quantization(Folder folder, FloatForm floats) {
   folder.tuned = tuned_norms(folder);
   const auto stated = stated_quantization(folder.config, folder.path);
   if (stated && stated->foreign) {
+    refuse_transforms_at_run_time(*stated);
     const DialectSource source = source_of(folder, *stated);
     if (is_low_precision(stated->json)) {
       auto packed = floats == FloatForm::packed   ? read_packed_floats(source)

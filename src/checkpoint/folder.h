@@ -66,6 +66,10 @@ struct StatedQuantization {
 /// The object quantization_config of `config` or, where that has none, a file beside the weights that stands in for it.
 std::optional<StatedQuantization> stated_quantization(const io::Json& config, const std::filesystem::path& folder);
 
+/// Throws unsupported where compressed-tensors' transform_config turns inputs, outputs or what attention reads while the model
+/// runs: the weights without that are another model's. What is folded into weights alone is none of the reader's business.
+void refuse_transforms_at_run_time(const StatedQuantization& stated);
+
 /// Whether FloatForm::either reads a folder that states this as packed linears of a dialect.
 bool has_packed_floats(const Folder& headers, const StatedQuantization& stated);
 

@@ -108,8 +108,7 @@ std::vector<fs::path> find_shards(const fs::path& folder, const std::set<std::st
   return shards;
 }
 
-void read_index(const fs::path& path, WeightFiles& files) {
-  const Json root = read_json(path);
+void read_index(const fs::path& path, const Json& root, WeightFiles& files) {
   const auto map = root.is_object() ? root.find("weight_map") : root.end();
   if (!root.is_object() || map == root.end() || !map->is_object()) {
     throw bad(path, "is not a safetensors index").detail("expected an object with an object \"weight_map\"");
@@ -160,19 +159,52 @@ int64_t shards_by_name(std::string_view name) {
   return error == std::errc() && end != name.data() + name.size() && *end == '.' ? count : 0;
 }
 
+/// Whether an index has tensors in `single` and in other files: one of several files, whatever its name promises.
+bool spans_more(const Json& root, std::string_view single) {
+  const auto map = root.is_object() ? root.find("weight_map") : root.end();
+  if (!root.is_object() || map == root.end() || !map->is_object()) return false;
+  const auto names_it = [&](const Json& file) {
+    return file.is_string() && file.get_ref<const std::string&>() == single;
+  };
+  const auto named = std::count_if(map->begin(), map->end(), names_it);
+  return named > 0 && static_cast<size_t>(named) < map->size();
+}
+
+/// The index beside a "model.safetensors" of which that is a shard; nothing where it tells of other files, or of that one
+/// alone: such an index is left behind, and damaged ones are no better.
+///
+/// llm-compressor (model_mtp.safetensors) and AutoRound (model_extra_tensors.safetensors) put what transformers has dropped
+/// into a second file and name both in an index. transformers, which looks for "model.safetensors" first, reads that alone,
+/// as it drops the rest anyhow; servers read all files that an index names, and there the rest has its use.
+std::optional<Json> index_around(const fs::path& path, std::string_view single) {
+  if (!is_there(path)) return std::nullopt;
+  try {
+    Json root = read_json(path);
+    return spans_more(root, single) ? std::optional(std::move(root)) : std::nullopt;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::internal) throw;
+    return std::nullopt;
+  }
+}
+
 void search_folder(WeightFiles& files) {
   const auto names = file_names(files.folder);
   const auto indices = matching(names, is_index);
-  if (const auto single = existing_variant(files.folder / "model.safetensors")) {
+  const fs::path usual = files.folder / "model.safetensors.index.json";
+  constexpr std::string_view alone = "model.safetensors";
+  if (const auto single = existing_variant(files.folder / alone)) {
+    if (const auto index = index_around(usual, alone)) return read_index(usual, *index, files);
     files.shards = {*single};
     if (!indices.empty()) {
       files.warnings.push_back(concat(shown(indices.front()), " is ignored: ", shown(single->filename()), " is there"));
     }
     return;
   }
-  const fs::path usual = files.folder / "model.safetensors.index.json";
-  if (is_there(usual)) return read_index(usual, files);
-  if (indices.size() == 1) return read_index(files.folder / indices.front(), files);
+  if (is_there(usual)) return read_index(usual, read_json(usual), files);
+  if (indices.size() == 1) {
+    const fs::path index = files.folder / indices.front();
+    return read_index(index, read_json(index), files);
+  }
   if (indices.size() > 1) {
     throw bad(files.folder, "several index files").detail(list_of(indices)).hint("give the one to use as the input");
   }
@@ -212,7 +244,7 @@ WeightFiles find_weight_files(const fs::path& path) {
   files.folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const std::string name = path.filename().native();
   if (is_index(name)) {
-    read_index(path, files);
+    read_index(path, read_json(path), files);
   } else if (const auto file = existing_variant(path); !file) {
     throw bad(path, "does not exist").hint("give a model folder, or a .safetensors file");
   } else if (name.ends_with(".bin") || name.ends_with(".gguf") || name.ends_with(".pth") || name.ends_with(".pt")) {

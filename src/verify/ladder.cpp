@@ -137,7 +137,7 @@ const model::OpenedModel& CheckContext::base() {
     if (folded_base_->config.architecture == nullptr) {
       folded_base_ = model::take_apart_like(std::move(*folded_base_), headers().tensors);
     }
-    if (model::stacks_otherwise(folded_base_->folder.tensors, headers().tensors)) stack_base_alike();
+    stack_base_alike();
     folded_base_ = model::untied_like(std::move(*folded_base_), headers().tensors);
   }
   return *folded_base_;

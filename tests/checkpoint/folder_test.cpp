@@ -42,6 +42,40 @@ TEST(Folder, Refusals) {
   expect_error(ErrorCode::bad_file, {"absent: does not exist"}, [&] { open_folder(plain.path() / "absent"); });
 }
 
+/// compressed-tensors' config with a transform at each of the locations.
+io::Json transformed(std::initializer_list<io::Json> locations) {
+  io::Json apply = io::Json::array();
+  for (const io::Json& location : locations) apply.push_back({{"targets", {"Linear"}}, {"location", location}});
+  return {{"quant_method", "compressed-tensors"},
+          {"transform_config", {{"config_groups", {{"v", {{"type", "hadamard"}, {"apply", apply}}}}}}}};
+}
+
+TEST(Folder, TransformsOfActivationsAreRefused) {
+  const auto check = [](const io::Json& config) {
+    refuse_transforms_at_run_time({config, "config.json: quantization_config", true});
+  };
+  for (const io::Json& location : {io::Json("input"), io::Json("output"), io::Json("k_cache"), io::Json("q_attn"),
+                                  io::Json("of next year"), io::Json(3), io::Json()}) {
+    expect_error(ErrorCode::unsupported,
+                 {"config.json: quantization_config: transform_config.config_groups.v", "at location", location.dump(),
+                  "while the model runs", "start from the 16-bit checkpoint"},
+                 [&] {
+                   check(transformed({"weight_input", location}));
+                 });
+  }
+  // In the weights, or nothing that says where.
+  check(transformed({"weight_input", "weight_output"}));
+  check(transformed({}));
+  for (const char* text :
+       {"3", "[]", "{}", R"({"transform_config": null})", R"({"transform_config": []})",
+        R"({"transform_config": {"config_groups": [1]}})",
+        R"({"transform_config": {"config_groups": {"v": 1, "w": {"apply": 1}, "x": {"apply": [1]}}}})"}) {
+    check(io::parse_json(text, "test"));
+  }
+  const FolderOf turned(io::Json{{"quantization_config", transformed({"input"})}});
+  expect_error(ErrorCode::unsupported, {"at location \"input\""}, [&] { open_folder(turned.path()); });
+}
+
 TEST(Folder, StatesWhoseQuantizationItIs) {
   const FolderOf plain(io::Json::object());
   const auto stated = [&](const io::Json& config) { return stated_quantization(config, plain.path()); };

@@ -83,6 +83,53 @@ TEST(Checkpoint, OpensAnIndexOfAnotherName) {
                [&] { Checkpoint::open(sharded.folder.path()); });
 }
 
+/// "model.safetensors" with a, a file of MTP with b, and an index.
+struct WithFurtherFile {
+  TemporaryFolder folder;
+
+  explicit WithFurtherFile(std::string_view index) {
+    put(folder / "model.safetensors", container({{"a", "aaa"}}));
+    put(folder / "model_mtp.safetensors", container({{"b", "bb"}}));
+    put(folder / "model.safetensors.index.json", index);
+  }
+};
+constexpr std::string_view further_index = R"({"weight_map":{"a":"model.safetensors","b":"model_mtp.safetensors"}})";
+
+TEST(Checkpoint, AnIndexThatNamesTheUsualFileAndOthersIsRead) {
+  const WithFurtherFile files(further_index);
+  for (const bool compressed : {false, true}) {
+    if (compressed) compress_in_place(files.folder / "model.safetensors");
+    const Checkpoint checkpoint = Checkpoint::open(files.folder.path());
+    EXPECT_EQ(load(checkpoint, "a"), "aaa");
+    EXPECT_EQ(load(checkpoint, "b"), "bb");
+    EXPECT_TRUE(checkpoint.warnings().empty());
+  }
+  EXPECT_EQ(Checkpoint::open(files.folder / "model.safetensors").tensors().size(), 1U) << "the file that was asked for";
+  fs::remove(files.folder / "model_mtp.safetensors");
+  expect_error(ErrorCode::bad_file, {"model_mtp.safetensors: this shard is missing", "1 of 2 shards"},
+               [&] { Checkpoint::open(files.folder.path()); });
+  const WithFurtherFile less(R"({"weight_map":{"a":"model.safetensors","b":"model_mtp.safetensors",
+      "c":"model.safetensors"}})");
+  expect_error(ErrorCode::bad_file, {"tensor \"c\" is missing"}, [&] { Checkpoint::open(less.folder.path()); });
+  const WithFurtherFile outside(R"({"weight_map":{"a":"model.safetensors","b":"../model_mtp.safetensors"}})");
+  expect_error(ErrorCode::bad_file, {"is not a plain file name"}, [&] { Checkpoint::open(outside.folder.path()); });
+}
+
+TEST(Checkpoint, AnIndexBesideTheUsualFileThatTellsOfOthersOrNothingElseIsIgnored) {
+  for (const std::string_view index :
+       {R"({"weight_map":{"b":"model_mtp.safetensors"}})", R"({"weight_map":{"a":"model.safetensors"}})",
+        R"({"weight_map":{"z":"model.safetensors"}})", R"({"weight_map":{"a":1}})", R"({"weight_map":[]})", "[]", "{",
+        R"({"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})"}) {
+    const WithFurtherFile files(index);
+    const Checkpoint checkpoint = Checkpoint::open(files.folder.path());
+    EXPECT_EQ(checkpoint.tensors().size(), 1U) << index;
+    EXPECT_EQ(load(checkpoint, "a"), "aaa") << index;
+    EXPECT_THAT(checkpoint.warnings(),
+                testing::ElementsAre("model.safetensors.index.json is ignored: model.safetensors is there"))
+        << index;
+  }
+}
+
 TEST(Checkpoint, OpensCompressedFiles) {
   const Sharded sharded;
   compress_in_place(sharded.first());

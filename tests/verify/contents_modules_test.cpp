@@ -155,6 +155,34 @@ TEST_F(ContentsModules, AnAsteriskNamesNothing) {
   EXPECT_THAT(said(made), HasSubstr("leaves out *mlp.gate*, and nothing has that name"));
 }
 
+/// Lists have a module's name in memory, files may have the one of an older release.
+TEST_F(ContentsModules, ListsNameWhatFilesCallOtherwise) {
+  for (const bool older : {false, true}) {
+    auto made = test::made_mixture(Storage::bf16);
+    MadeCheckpoint stored{test::made_mixture(Storage::fp8_channel).config, {}};
+    for (const auto& [name, tensor] : made.tensors) {
+      std::string other = name;
+      if (older && name.starts_with("model.language_model.")) other = concat("language_model.model.", name.substr(21));
+      if (older && name.starts_with("model.visual.")) other = name.substr(6);
+      stored.tensors.emplace(other, tensor);
+    }
+    auto& quantization = stored.config["quantization_config"];
+    quantization = {{"quant_method", "modelopt"}, {"quant_algo", "FP8"}};
+    const auto says = [&](const char* entry) {
+      quantization["ignore"] = {entry};
+      return said(stored).find(concat("leaves out ", entry, ", and nothing has that name")) != std::string::npos;
+    };
+    for (const char* entry : {"model.visual*", "model.language_model.embed_tokens", "model.language_model.layers.0*",
+                              "language_model.model.embed_tokens"}) {
+      EXPECT_FALSE(says(entry)) << entry << " " << older;
+    }
+    for (const char* entry :
+         {"model.visual_tower*", "model.language_model.embeds", "language_model.model.embeds", "model.projector*"}) {
+      EXPECT_TRUE(says(entry)) << entry << " " << older;
+    }
+  }
+}
+
 /// Six layers of four experts, whose inner size is another one from the third layer on.
 MadeCheckpoint deep_mixture(Storage storage, int64_t inner = 64) {
   MadeCheckpoint made = test::made_mixture(storage);

@@ -1,6 +1,8 @@
 // Experts in stacks held against experts one by one, and the reverse.
 #include <gmock/gmock.h>
 
+#include "core/convert.h"
+#include "core/rng.h"
 #include "made_contents.h"
 #include "packed_model.h"
 #include "verify/ladder.h"
@@ -12,6 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 const std::string layer = "model.language_model.layers.1.mlp.experts.";
 
@@ -64,6 +67,114 @@ TEST_F(Experts, StacksHoldWhatNamesHold) {
     EXPECT_THAT(faults(stacks, by_name_), IsEmpty()) << turn;
     EXPECT_THAT(faults(by_name_, stacks), IsEmpty()) << turn;
   }
+}
+
+const std::string all_layers = "model.language_model.layers.";
+constexpr size_t mixtures = 2, experts_each = 4, inner_rows = 64, outer_rows = 128;
+
+/// A model that is not known, whose experts have biases, one by one or in stacks.
+test::MadeCheckpoint with_expert_biases(test::MadeCheckpoint made, bool stacks, bool turn) {
+  made.config["architectures"] = {"OfNextYear"};
+  made.config["model_type"] = "of_next_year";
+  for (size_t mixture = 0; mixture < mixtures; ++mixture) {
+    const std::string experts = concat(all_layers, mixture, ".mlp.experts.");
+    std::vector<uint16_t> both, last;
+    for (size_t expert = 0; expert < experts_each; ++expert) {
+      const auto values = [&](size_t role, size_t count) {
+        std::vector<uint16_t> result;
+        for (size_t i = 0; i < count; ++i)
+          result.push_back(bf16_from_f32(static_cast<float>(random_uniform(10 * mixture + role, 1000 * expert + i))));
+        return result;
+      };
+      const auto gate = values(0, inner_rows), up = values(1, inner_rows), down = values(2, outer_rows);
+      for (size_t i = 0; i < 2 * inner_rows; ++i)
+        both.push_back(turn ? (i % 2 == 0 ? gate : up)[i / 2] : (i < inner_rows ? gate : up)[i % inner_rows]);
+      last.insert(last.end(), down.begin(), down.end());
+      if (stacks) continue;
+      const auto name = [&](const char* role) { return concat(experts, expert, ".", role, ".bias"); };
+      made.put(name("gate_proj"), DType::bf16, {int64_t{inner_rows}}, gate);
+      made.put(name("up_proj"), DType::bf16, {int64_t{inner_rows}}, up);
+      made.put(name("down_proj"), DType::bf16, {int64_t{outer_rows}}, down);
+    }
+    if (!stacks) continue;
+    made.put(experts + "gate_up_proj_bias", DType::bf16, {int64_t{experts_each}, int64_t{2 * inner_rows}}, both);
+    made.put(experts + "down_proj_bias", DType::bf16, {int64_t{experts_each}, int64_t{outer_rows}}, last);
+  }
+  return made;
+}
+
+TEST_F(Experts, BiasesGoWithTheirWeights) {
+  for (const bool turn : {false, true}) {
+    const auto stacks = with_expert_biases(stacked(by_name_, turn), true, turn),
+               names = with_expert_biases(by_name_, false, turn);
+    EXPECT_THAT(faults(stacks, names), IsEmpty()) << turn;
+    EXPECT_THAT(faults(names, stacks), IsEmpty()) << turn;
+    auto exchanged = names;
+    std::swap(exchanged.tensors.at(layer + "1.gate_proj.bias"), exchanged.tensors.at(layer + "1.up_proj.bias"));
+    EXPECT_THAT(faults(exchanged, stacks), HasSubstr(layer + "1.gate_proj.bias")) << turn;
+    auto lost = names;
+    lost.tensors.erase(layer + "2.down_proj.bias");
+    EXPECT_THAT(faults(lost, stacks), HasSubstr(layer + "2.down_proj.bias")) << turn;
+    auto other = stacks;
+    other.values<uint16_t>(layer + "down_proj_bias")[7] ^= 0x8000u;
+    EXPECT_THAT(faults(other, names), HasSubstr(layer + "down_proj_bias")) << turn;
+    auto without = stacks;
+    without.tensors.erase(layer + "gate_up_proj_bias");
+    EXPECT_THAT(faults(without, names), HasSubstr(layer)) << turn;
+  }
+}
+
+/// `made` with every `first` in the names of its tensors as `second`.
+test::MadeCheckpoint renamed(const test::MadeCheckpoint& made,
+                             std::initializer_list<std::pair<std::string_view, std::string_view>> names) {
+  test::MadeCheckpoint result{made.config, {}};
+  for (const auto& [name, tensor] : made.tensors) {
+    std::string other = name;
+    for (const auto& [first, second] : names) {
+      if (const size_t at = other.find(first); at != std::string::npos) other.replace(at, first.size(), second);
+    }
+    result.tensors.emplace(other, tensor);
+  }
+  result.config["architectures"] = {"OfNextYear"};
+  result.config["model_type"] = "of_next_year";
+  return result;
+}
+
+TEST_F(Experts, LinearsOfOtherNamesAreHeldAgainstEachOther) {
+  const auto names = renamed(by_name_, {});
+  const auto others = renamed(by_name_, {{".gate_proj", ".w1"}, {".down_proj", ".w2"}, {".up_proj", ".w3"}});
+  EXPECT_THAT(faults(names, others), IsEmpty());
+  EXPECT_THAT(faults(others, names), IsEmpty());
+  auto exchanged = names;
+  std::swap(exchanged.tensors.at(layer + "2.gate_proj.weight"), exchanged.tensors.at(layer + "2.up_proj.weight"));
+  EXPECT_THAT(faults(exchanged, others), HasSubstr(layer + "2.gate_proj.weight"));
+  auto lost = names;
+  lost.tensors.erase(layer + "2.down_proj.weight");
+  EXPECT_THAT(faults(lost, others), HasSubstr(layer + "2."));
+}
+
+TEST_F(Experts, StacksOfGraniteAreHeldAgainstNames) {
+  const auto names = renamed(by_name_, {{".mlp.experts.", ".block_sparse_moe.experts."}});
+  const auto stacks =
+      renamed(stacked(by_name_, false), {{".mlp.experts.gate_up_proj", ".block_sparse_moe.input_linear.weight"},
+                                         {".mlp.experts.down_proj", ".block_sparse_moe.output_linear.weight"}});
+  EXPECT_THAT(faults(names, stacks), IsEmpty());
+  EXPECT_THAT(faults(stacks, names), IsEmpty());
+  const std::string granite = all_layers + "1.block_sparse_moe.experts.";
+  auto exchanged = names;
+  std::swap(exchanged.tensors.at(granite + "2.gate_proj.weight"), exchanged.tensors.at(granite + "2.up_proj.weight"));
+  EXPECT_THAT(faults(exchanged, stacks), HasSubstr(granite + "2.gate_proj.weight"));
+}
+
+TEST_F(Experts, AStackThatIsNotThereLeavesOthersToBeHeldAgainstNames) {
+  const auto stacks = stacked(by_name_, false);
+  auto lost = by_name_;
+  lost.values<uint16_t>(layer + "2.up_proj.weight")[5] ^= 0x8000u;
+  for (const auto& name : lost.names_with(all_layers + "0.mlp.experts.")) lost.tensors.erase(name);
+  const std::string found = faults(lost, stacks);
+  EXPECT_THAT(found, HasSubstr(layer + "2.up_proj.weight"));
+  EXPECT_THAT(found, HasSubstr(all_layers + "0.mlp.experts."));
+  EXPECT_THAT(found, Not(HasSubstr(layer + "0."))) << found;
 }
 
 TEST_F(Experts, AnExpertThatIsNotTheBasesIsNamed) {

@@ -312,12 +312,14 @@ CheckRow contents_check() {
           .help = "what config.json promises is there, and scales of small floats belong to their codes",
           .run = [](CheckContext& context, Findings& findings) {
             std::vector<std::string> notes;
+            const auto stated = checkpoint::stated_quantization(context.headers().config, context.headers().path);
+            // What cannot be read at all is no fault of what is stored, and everything below would take it for one.
+            if (stated) checkpoint::refuse_transforms_at_run_time(*stated);
             auto check = check_contents(context.headers(), &notes);
             if (!check) return;
             if (!check->passed && context.options().has_base())
               excuse_as_in_base(*check, context.base_headers(), notes);
             for (const auto& note : notes) findings.note(note);
-            const auto stated = checkpoint::stated_quantization(context.headers().config, context.headers().path);
             // Of plain weights it speaks where something is missing only.
             if (check->passed && !stated) return;
             if (!check->passed) check->detail += concat("; ", check->faults.size(), " faults");

@@ -322,7 +322,7 @@ void missing_tower_blocks(const StoredContents& contents, ContentsFindings& find
 
 /// Whether anything in the files bears the name of an entry: a path, a part of one, or, of experts in one tensor, their
 /// mixture.
-bool is_used(const StoredContents& contents, const std::string& entry) {
+bool is_used_as_written(const StoredContents& contents, const std::string& entry) {
   if (contents.find(entry) != nullptr) return true;
   const NameList list({entry}, contents.globs());
   const size_t experts = entry.find(".experts");
@@ -334,6 +334,22 @@ bool is_used(const StoredContents& contents, const std::string& entry) {
     if (!mixture.empty() && info.shape.size() >= 3 && name.starts_with(mixture)) return true;
     return pattern && !list.entry_for(std::string_view(name).substr(0, name.rfind('.'))).empty();
   });
+}
+
+/// An entry by what it may be called in files: lists of models that see have names as in memory, "model.vision_tower" and
+/// "model.language_model.layers", which transformers 4 stores as "vision_tower" and "language_model.model.layers".
+std::vector<std::string> stored_names(const std::string& entry) {
+  constexpr std::string_view outer = "model.", inner = "model.language_model.", older = "language_model.model.";
+  std::vector<std::string> names{entry};
+  if (entry.starts_with(outer)) names.push_back(entry.substr(outer.size()));
+  if (entry.starts_with(inner)) names.push_back(std::string(older) + entry.substr(inner.size()));
+  if (entry.starts_with(older)) names.push_back(std::string(inner) + entry.substr(older.size()));
+  return names;
+}
+
+bool is_used(const StoredContents& contents, const std::string& entry) {
+  return std::ranges::any_of(stored_names(entry),
+                             [&](const std::string& name) { return is_used_as_written(contents, name); });
 }
 
 void idle_entries(const StoredContents& contents, ContentsFindings& findings) {
