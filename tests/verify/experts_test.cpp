@@ -166,6 +166,35 @@ TEST_F(Experts, StacksOfGraniteAreHeldAgainstNames) {
   EXPECT_THAT(faults(exchanged, stacks), HasSubstr(granite + "2.gate_proj.weight"));
 }
 
+/// Names that nobody knows are no fault of the base.
+TEST_F(Experts, PackedOnesOfNamesThatTheBaseDoesNotHaveAreNoted) {
+  set_progress_enabled(false);
+  renamed(test::made_mixture(test::Storage::int4), {}).write(folder_ / "candidate");
+  auto base = renamed(by_name_, {{".gate_proj", ".lin_a"}, {".down_proj", ".lin_b"}, {".up_proj", ".lin_c"}});
+  base.write(folder_ / "base");
+  const auto weighed = [&] {
+    CheckContext context(test::check_options(folder_ / "candidate", folder_ / "base"));
+    Findings found;
+    for (const CheckRow& row : ladder()) {
+      if (row.name == "weights") row.run(context, found);
+    }
+    return found.text + join(found.checks.checks().front().faults, "\n");
+  };
+  const std::string found = weighed();
+  EXPECT_THAT(found, HasSubstr("24 packed experts are not held against the base, which has nothing of their names: "
+                               "model.language_model.layers.0.mlp.experts.0.down_proj, "));
+  EXPECT_THAT(found, HasSubstr(" and 21 more"));
+  EXPECT_THAT(found, Not(HasSubstr("the base has no such weight")));
+  // One that stands alone with it is not called so by anyone.
+  base = renamed(by_name_, {});
+  base.tensors.erase(layer + "2.up_proj.weight");
+  base.tensors.erase(all_layers + "1.self_attn.o_proj.weight");
+  base.write(folder_ / "base");
+  const std::string lone = weighed();
+  EXPECT_THAT(lone, HasSubstr(layer + "2.up_proj: the base has no such weight"));
+  EXPECT_THAT(lone, Not(HasSubstr("not held against")));
+}
+
 TEST_F(Experts, AStackThatIsNotThereLeavesOthersToBeHeldAgainstNames) {
   const auto stacks = stacked(by_name_, false);
   auto lost = by_name_;

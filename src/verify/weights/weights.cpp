@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -197,6 +198,12 @@ bool are_many(const Units& units) {
   return !units.rows.empty() || few * changed > std::ssize(units.cols);
 }
 
+/// "model.layers.3.mlp.experts.5.up_proj" → "model.layers..mlp.experts..up_proj".
+std::string without_numbers(std::string name) {
+  std::erase_if(name, [](char c) { return c >= '0' && c <= '9'; });
+  return name;
+}
+
 /// Every packed linear beside the base's: errors of one after the other, each on all threads, and what rounding would leave
 /// of some rows of many at once.
 class BaseComparison {
@@ -219,6 +226,10 @@ class BaseComparison {
       batch.clear(), held = 0;
     };
     for (const auto& [name, info] : quantization().linears) {
+      if (!in_base(name)) {
+        (is_named_otherwise(name) ? report_.not_in_base : report_.extra).push_back(name);
+        continue;
+      }
       batch.push_back(measured(name, info));
       held += batch.back().values;
       if (held >= most_held || std::ssize(batch) >= batches_of_threads * threads()) finish();
@@ -241,6 +252,19 @@ class BaseComparison {
   static constexpr int64_t batches_of_threads = 4;
 
   const checkpoint::QuantizationConfig& quantization() const { return candidate_.folder.quantization; }
+
+  bool in_base(const std::string& name) const {
+    return base_.folder.tensors.contains(name + ".weight") || base_.folder.quantization.find(name) != nullptr;
+  }
+
+  /// Experts each program names as it likes: none of what this one is called is in the base.
+  bool is_named_otherwise(const std::string& name) {
+    if (name.find(".experts.") == std::string::npos) return false;
+    if (roles_.empty()) {
+      for (const auto& [other, info] : quantization().linears) roles_[without_numbers(other)] |= in_base(other);
+    }
+    return !roles_[without_numbers(name)];
+  }
 
   Held measured(const std::string& name, const checkpoint::PackedLinearInfo& info) {
     const auto wanted = stored_weight(base_.folder, name);
@@ -291,7 +315,8 @@ class BaseComparison {
   const model::OpenedModel& candidate_;
   const model::OpenedModel& base_;
   RescaledWeights weights_;
-  std::set<int64_t> unknown_;  ///< layers of whose norms nobody knows who reads them
+  std::map<std::string, bool> roles_;  ///< of linears, by their names without numbers: whether the base has any
+  std::set<int64_t> unknown_;          ///< layers of whose norms nobody knows who reads them
   WeightReport report_;
 };
 
@@ -303,6 +328,7 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
 
 std::vector<std::string> faults_of(const WeightReport& report) {
   std::vector<std::string> faults = report.norms;
+  for (const auto& name : report.extra) faults.push_back(concat(printable(name), ": the base has no such weight"));
   const RoundingJudge judge(report);
   for (const auto& tensor : report.tensors) {
     if (!tensor.limit) continue;
@@ -316,6 +342,17 @@ std::vector<std::string> faults_of(const WeightReport& report) {
 }
 
 namespace {
+
+/// "3 packed experts are not held against the base, which has nothing of their names: a, b and 1 more".
+std::string not_in_base_text(const WeightReport& report) {
+  constexpr size_t most = 3;
+  const auto& names = report.not_in_base;
+  std::vector<std::string> first;
+  for (size_t i = 0; i < std::min(most, names.size()); ++i) first.push_back(printable(names[i]));
+  return concat(names.size(),
+                " packed experts are not held against the base, which has nothing of their names: ", join(first),
+                names.size() > most ? concat(" and ", names.size() - most, " more") : "");
+}
 
 std::string tensors_text(const WeightReport& report, model::Detail detail) {
   TextTable table({"packed weight", "scheme", "SQNR dB", "relative error", "max error", "at row", "column"});
@@ -402,9 +439,12 @@ CheckRow weights_check() {
           .needs = {.base = true, .packed = true},
           .run = [](CheckContext& context, Findings& findings) {
             const auto report = compare_with_base(context.candidate(), context.base());
+            if (!report.not_in_base.empty()) findings.note(not_in_base_text(report));
             findings.add("weights", to_text(report, context.options().detail), to_json(report));
             const double sqnr = report.total.sqnr();
             auto faults = context.options().default_limits ? faults_of(report) : std::vector<std::string>{};
+            if (report.tensors.empty())
+              faults.emplace_back("none of them is in the base: give the one it was made from");
             Check check{"weights", !std::isnan(sqnr) && faults.empty(), summary(report), std::move(faults)};
             for (const auto& tensor : report.tensors) {
               if (!tensor.limit || !context.options().default_limits) continue;

@@ -23,11 +23,13 @@ struct TensorError {
 struct WeightReport {
   std::vector<TensorError> tensors;
   model::WeightError total;
-  std::vector<std::string> norms;  ///< faults of norms whose factors nothing carries (carried.h)
-  int64_t rescaled = 0;            ///< packed weights that carry folded scales, which were undone (rescaled.h)
+  std::vector<std::string> norms;        ///< faults of norms whose factors nothing carries (carried.h)
+  std::vector<std::string> not_in_base;  ///< packed experts of names that the base does not have
+  std::vector<std::string> extra;        ///< packed weights that the base would have under this name, and has not
+  int64_t rescaled = 0;                  ///< packed weights that carry folded scales, which were undone (rescaled.h)
 };
 
-/// Compares every packed linear, folded scales undone, with the base's weight. Throws as loading does, mismatch for
+/// Compares every packed linear, folded scales undone, with the base's weight, where that has one. Throws as loading does, mismatch for
 /// different sizes.
 WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base);
 
