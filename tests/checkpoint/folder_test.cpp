@@ -55,7 +55,7 @@ TEST(Folder, TransformsOfActivationsAreRefused) {
     refuse_transforms_at_run_time({config, "config.json: quantization_config", true});
   };
   for (const io::Json& location : {io::Json("input"), io::Json("output"), io::Json("k_cache"), io::Json("q_attn"),
-                                  io::Json("of next year"), io::Json(3), io::Json()}) {
+                                   io::Json("of next year"), io::Json(3), io::Json()}) {
     expect_error(ErrorCode::unsupported,
                  {"config.json: quantization_config: transform_config.config_groups.v", "at location", location.dump(),
                   "while the model runs", "start from the 16-bit checkpoint"},
