@@ -203,4 +203,5 @@ def main():
                 print(f"not made {name}: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}", flush=True)
 
 
-main()
+if __name__ == "__main__":  # AutoRound starts processes, which read this file again
+    main()
