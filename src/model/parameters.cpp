@@ -201,8 +201,7 @@ std::string_view reason_to_carry(const ModelConfig& config, std::string_view ten
   if (layer >= config.layers) return further_tokens;
   const bool shares =
       layer >= 0 && !config.attention.empty() && config.attention[static_cast<size_t>(layer)].keys_of.has_value();
-  if (shares && module.find(".self_attn.") != std::string_view::npos)
-    return never_read;
+  if (shares && module.find(".self_attn.") != std::string_view::npos) return never_read;
   if (config.names.prefix != "model." && !tensor.starts_with(config.names.prefix)) return of_tower;
   return {};
 }
