@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <span>
 #include <utility>
@@ -207,6 +208,41 @@ void add_mlx(const Source& tensors, const io::Json& quantization, const std::str
   }
 }
 
+bool is_convolution_of_mlx(const std::string& name, const io::TensorInfo& info) {
+  return name.ends_with(".linear_attn.conv1d.weight") && info.shape.size() == 3 && info.shape[1] > 1 &&
+         info.shape[2] == 1 && is_weight_dtype(info.dtype);
+}
+
+/// Norms that these models store less one, which is not that of a delta net's outputs.
+bool is_norm_less_one(const std::string& name, const io::TensorInfo& info) {
+  constexpr std::string_view ends[] = {".input_layernorm.weight", ".post_attention_layernorm.weight",
+                                       "model.norm.weight", ".q_norm.weight", ".k_norm.weight"};
+  return info.shape.size() == 1 && is_weight_dtype(info.dtype) &&
+         std::ranges::any_of(ends, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+/// mlx-lm turns convolutions of Qwen3.5 and Qwen3-Next round and adds one to their norms, both or neither.
+void rearrange_delta_nets(const Source& tensors, AffineMatrices& all) {
+  for (const auto& [name, info] : tensors->tensors()) {
+    if (!is_convolution_of_mlx(name, info)) continue;
+    all.rearranged.emplace(
+        name, io::DerivedTensor{info.dtype, info.dtype, {info.shape[0], 1, info.shape[1]}, [tensors, name = name] {
+                                  return tensors->load(name).buffer();
+                                }});
+  }
+  if (all.rearranged.empty()) return;
+  for (const auto& [name, info] : tensors->tensors()) {
+    if (!is_norm_less_one(name, info)) continue;
+    all.rearranged.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, [tensors, name = name] {
+                                                     auto values = affine_values(*tensors, name, nullptr);
+                                                     for (float& value : values) value -= 1;
+                                                     Buffer result(values.size() * sizeof(float));
+                                                     std::memcpy(result.bytes().data(), values.data(), result.size());
+                                                     return result;
+                                                   }});
+  }
+}
+
 /// Two outputs a byte: how many of ModelOpt's there are is told by the scales.
 void add_int4(const Source& tensors, const std::string& name, AffineMatrices& all) {
   const std::string module = name.substr(0, name.size() - std::string_view(".weight").size());
@@ -270,6 +306,7 @@ AffineMatrices read_affine_integers(const Source& tensors, const io::Json& quant
       add_plain_stack(tensors, name, all);
     if (int4 && info.dtype == DType::u8 && tensors->contains(name + "_scale")) add_int4(tensors, name, all);
   }
+  if (mlx) rearrange_delta_nets(tensors, all);
   return all;
 }
 

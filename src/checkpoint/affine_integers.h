@@ -21,6 +21,9 @@ struct AffineMatrices {
   std::map<std::string, io::DerivedTensor, std::less<>> derived;  ///< F32 matrices "….weight", kept as BF16
   std::set<std::string, std::less<>> hidden;                      ///< tensors that they are made of
   int fewest_bits = 8;                                            ///< of a code
+  /// Of mlx-lm's delta nets convolutions [channels, taps, 1] as [channels, 1, taps], and with them norms, which it stores as
+  /// 1 + w, as w.
+  std::map<std::string, io::DerivedTensor, std::less<>> rearranged;
 };
 
 /// All of them that a checkpoint holds. MLX: X.weight U32 [n, k·b/32], a dense stream of codes a row, X.scales and

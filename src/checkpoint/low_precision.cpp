@@ -129,6 +129,7 @@ class SmallFloats {
     folder.quantization.notes.push_back(note(matrices.derived.size(), "codes of few bits"));
     folder.small_floats = !matrices.derived.empty();
     folder.few_bits = folder.small_floats && matrices.fewest_bits < 4;
+    matrices.derived.merge(matrices.rearranged);
     folder.tensors = io::Checkpoint::derive(tensors_, std::move(matrices.derived), tensors_->derivation(),
                                             std::move(matrices.hidden));
     for (const char* key : {"quantization_config", "quantization"}) folder.config.erase(key);

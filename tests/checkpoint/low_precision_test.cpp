@@ -213,6 +213,29 @@ TEST_F(LowPrecision, StacksAndFloatsOfMlx) {
   EXPECT_EQ(std::vector<float>(second.begin() + 8, second.begin() + 16), eight);
 }
 
+/// mlx-lm turns convolutions of delta nets round and adds one to the norms of their models; where it did not, all is as it is.
+TEST_F(LowPrecision, DeltaNetsOfMlx) {
+  const std::string layer = "model.layers.0.", convolution = layer + "linear_attn.conv1d.weight";
+  const auto folder = [&](const Shape& shape) {
+    MadeCheckpoint made;
+    made.config["quantization"] = {{"group_size", 32}, {"bits", 8}, {"mode", "affine"}};
+    made.put(convolution, DType::f32, shape, std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8});
+    for (const char* norm : {"input_layernorm.weight", "self_attn.q_norm.weight", "linear_attn.norm.weight"})
+      made.put(layer + norm, DType::f32, {2}, std::vector<float>{1.5f, 0.25f});
+    return made;
+  };
+  using Values = std::vector<float>;
+  const auto turned = folder({2, 4, 1});
+  EXPECT_EQ(opened(turned).tensors.at(convolution).shape, (Shape{2, 1, 4}));
+  EXPECT_EQ(values(turned, convolution), (Values{1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(values(turned, layer + "input_layernorm.weight"), (Values{0.5f, -0.75f}));
+  EXPECT_EQ(values(turned, layer + "self_attn.q_norm.weight"), (Values{0.5f, -0.75f}));
+  EXPECT_EQ(values(turned, layer + "linear_attn.norm.weight"), (Values{1.5f, 0.25f}));
+  const auto plain = folder({2, 1, 4});
+  EXPECT_EQ(opened(plain).tensors.at(convolution).shape, (Shape{2, 1, 4}));
+  EXPECT_EQ(values(plain, layer + "input_layernorm.weight"), (Values{1.5f, 0.25f}));
+}
+
 /// ModelOpt: two outputs a byte, in two's complement, and factors of inputs.
 TEST_F(LowPrecision, Int4OfModelOpt) {
   MadeCheckpoint made;
