@@ -13,9 +13,9 @@ namespace {
 /// By how much, in distances of two levels, a value must be nearer to another level than to its own. Folded scales move
 /// what lies between two levels: those of a 16-bit norm by 0.12 at most, measured ones once in 65536 codes by 0.3.
 constexpr float surely_nearer = 0.3f, surely_nearer_folded = 0.6f;
-/// Four roundings to 8 bits, of a norm before and behind, of a weight times its factor and of its scale, each move a value by
-/// 2^-8 of itself at most, two of them together by no more: twice that from one level and towards another. Of codes of 8 bits
-/// that is a distance of two levels. Measured of bf16 folders of SmoothQuant: 1.63 · 2^-7.
+/// Roundings to 8 bits, of a norm before and behind, of a weight times its factor and of its scale, move a value by 2^-9 of
+/// itself on average and 2^-8 at most, by two such together where they add up: twice that from one level and towards another.
+/// Of codes of 8 bits that is a distance of two levels. Measured of bf16 folders of SmoothQuant: 1.63 · 2^-7.
 constexpr float moved_folded = 0x1p-6f;
 
 }  // namespace

@@ -29,8 +29,8 @@ struct WeightReport {
   int64_t rescaled = 0;                  ///< packed weights that carry folded scales, which were undone (rescaled.h)
 };
 
-/// Compares every packed linear, folded scales undone, with the base's weight, where that has one. Throws as loading does, mismatch for
-/// different sizes.
+/// Compares every packed linear, folded scales undone, with the base's weight, where that has one. Throws as loading does,
+/// mismatch for different sizes.
 WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base);
 
 /// "rotated4-d128+rotated3-d128".
