@@ -36,32 +36,32 @@ void round_to(DType dtype, std::vector<float>& values) {
   widen(rounded, dtype, values);
 }
 
-/// What a program may do to values that it keeps: `through` is the type that it computes in, `offset` what it adds before and
-/// takes off behind.
-struct Passage {
-  DType through;
+/// What a program may do to values that it keeps: `type` is what it computes in, `offset` what it adds before and takes off
+/// behind.
+struct KeptThrough {
+  DType type;
   float offset = 0;
 
   void take(std::vector<float>& values) const {
-    round_to(through, values);
+    round_to(type, values);
     if (offset == 0) return;
     for (const float by : {offset, -offset}) {
       for (float& value : values) value += by;
-      round_to(through, values);
+      round_to(type, values);
     }
   }
 };
 
-/// The first value that is neither the base's nor that rounded on its passage to the type of `ours`; −1: none. Equal shapes.
-int64_t first_difference(const TensorView& ours, const TensorView& theirs, const Passage& passage) {
+/// The first value that is neither the base's nor that rounded on its way to the type of `ours`; −1: none. Equal shapes.
+int64_t first_difference(const TensorView& ours, const TensorView& theirs, const KeptThrough& through) {
   const int64_t count = element_count(ours.shape);
   for (int64_t begin = 0; begin < count; begin += piece) {
     check_interrupt();
     const int64_t end = std::min(begin + piece, count);
     const auto a = values_of(ours, begin, end);
     auto b = values_of(theirs, begin, end);
-    passage.take(b);
-    round_to(ours.dtype, b);
+    through.take(b);
+    if (through.type != ours.dtype) round_to(ours.dtype, b);
     for (size_t i = 0; i < a.size(); ++i) {
       if (a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i]))) return begin + static_cast<int64_t>(i);
     }
@@ -76,7 +76,7 @@ int64_t first_difference(const TensorView& ours, const TensorView& theirs) {
 /// Whether all values are the base's as a model in 16 bit holds them, although the file's type could say more; of a norm that
 /// is stored less `offset`, also as a program leaves them that computes with the sum.
 bool holds_rounded_values(const TensorView& ours, const TensorView& theirs, float offset) {
-  const auto holds = [&](const Passage& passage) { return first_difference(ours, theirs, passage) < 0; };
+  const auto holds = [&](const KeptThrough& through) { return first_difference(ours, theirs, through) < 0; };
   for (const DType dtype : {DType::bf16, DType::f16}) {
     if (ours.dtype == DType::f32 && holds({dtype})) return true;
     if (offset != 0 && holds({dtype, offset})) return true;
