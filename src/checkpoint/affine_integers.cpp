@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/mlx_names.h"
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/float_formats.h"
@@ -157,29 +158,13 @@ void add_matrix(AffineMatrices& all, const std::string& name, const Shape& shape
   all.derived.emplace(name, io::DerivedTensor{DType::f32, DType::bf16, shape, {}, std::move(rows)});
 }
 
-/// "X.switch_mlp.gate_proj", as mlx-lm names stacks of experts, is "X.experts.3.gate_proj" as the models name the fourth of
-/// them, "w1" for gates in a block_sparse_moe; of other stacks "X.3".
-std::string expert_of(const std::string& module, int64_t expert) {
-  constexpr std::string_view stack = ".switch_mlp.";
-  const size_t at = module.find(stack);
-  if (at == std::string::npos) return concat(module, ".", expert);
-  const std::string path = module.substr(0, at), part = module.substr(at + stack.size());
-  std::string name = part;
-  if (path.ends_with("block_sparse_moe")) {
-    for (const auto& [ours, theirs] : {std::pair("gate_proj", "w1"), {"down_proj", "w2"}, {"up_proj", "w3"}}) {
-      if (part == ours) name = theirs;
-    }
-  }
-  return concat(path, ".experts.", expert, ".", name);
-}
-
 /// A stack of experts in 16 bit, whose inputs the groups do not divide.
 void add_plain_stack(const Source& tensors, const std::string& name, AffineMatrices& all) {
   const Shape shape = tensors->at(name).shape;
   const std::string module = name.substr(0, name.size() - std::string_view(".weight").size());
   all.hidden.insert(name);
   for (int64_t expert = 0; expert < shape[0]; ++expert) {
-    add_matrix(all, expert_of(module, expert) + ".weight", {shape[1], shape[2]},
+    add_matrix(all, mlx_expert(module, expert) + ".weight", {shape[1], shape[2]},
                [tensors, name, shape, expert]() -> io::RowReader {
                  const auto loaded = std::make_shared<const io::LoadedTensor>(tensors->load(name));
                  return [loaded, shape, expert](int64_t row, std::span<float> values) {
@@ -203,7 +188,7 @@ void add_mlx(const Source& tensors, const io::Json& quantization, const std::str
   all.hidden.insert(name);
   const std::string module = name.substr(0, name.size() - std::string_view(".weight").size());
   for (int64_t expert = 0; expert < stored[0]; ++expert) {
-    add_matrix(all, expert_of(module, expert) + ".weight", {form.n, form.k},
+    add_matrix(all, mlx_expert(module, expert) + ".weight", {form.n, form.k},
                [tensors, form, expert] { return mlx_rows(*tensors, form, expert * form.n); });
   }
 }
@@ -223,24 +208,44 @@ bool is_norm_less_one(const std::string& name, const io::TensorInfo& info) {
 
 /// mlx-lm turns convolutions of Qwen3.5 and Qwen3-Next round and adds one to their norms, both or neither.
 void rearrange_delta_nets(const Source& tensors, AffineMatrices& all) {
+  std::map<std::string, io::DerivedTensor, std::less<>> rearranged;
   for (const auto& [name, info] : tensors->tensors()) {
     if (!is_convolution_of_mlx(name, info)) continue;
-    all.rearranged.emplace(
+    rearranged.emplace(
         name, io::DerivedTensor{info.dtype, info.dtype, {info.shape[0], 1, info.shape[1]}, [tensors, name = name] {
                                   return tensors->load(name).buffer();
                                 }});
   }
-  if (all.rearranged.empty()) return;
+  if (rearranged.empty()) return;
   for (const auto& [name, info] : tensors->tensors()) {
     if (!is_norm_less_one(name, info)) continue;
-    all.rearranged.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, [tensors, name = name] {
-                                                     auto values = affine_values(*tensors, name, nullptr);
-                                                     for (float& value : values) value -= 1;
-                                                     Buffer result(values.size() * sizeof(float));
-                                                     std::memcpy(result.bytes().data(), values.data(), result.size());
-                                                     return result;
-                                                   }});
+    rearranged.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, [tensors, name = name] {
+                                                 auto values = affine_values(*tensors, name, nullptr);
+                                                 for (float& value : values) value -= 1;
+                                                 Buffer result(values.size() * sizeof(float));
+                                                 std::memcpy(result.bytes().data(), values.data(), result.size());
+                                                 return result;
+                                               }});
   }
+  all.derived.merge(rearranged);
+}
+
+/// By the names that the model has without mlx-lm.
+void name_as_model(const Source& tensors, const io::Json& config, AffineMatrices& all) {
+  std::map<std::string, io::DerivedTensor, std::less<>> named;
+  for (auto& [name, tensor] : all.derived) {
+    const std::string own = name_behind_mlx(config, name);
+    if (own != name && tensors->contains(name)) all.hidden.insert(name);
+    named.emplace(own, std::move(tensor));
+  }
+  for (const auto& [name, info] : tensors->tensors()) {
+    const std::string own = name_behind_mlx(config, name);
+    if (own == name || all.hidden.contains(name)) continue;
+    all.hidden.insert(name);
+    const auto make = [tensors, name = name] { return tensors->load(name).buffer(); };
+    named.emplace(own, io::DerivedTensor{info.dtype, tensors->stored_dtype(name), info.shape, make});
+  }
+  all.derived = std::move(named);
 }
 
 /// Two outputs a byte: how many of ModelOpt's there are is told by the scales.
@@ -293,7 +298,7 @@ bool states_int4_awq(const io::Json& quantization) {
   return algorithm == "W4A16_AWQ" || algorithm == "INT4_AWQ";
 }
 
-AffineMatrices read_affine_integers(const Source& tensors, const io::Json& quantization) {
+AffineMatrices read_affine_integers(const Source& tensors, const io::Json& config, const io::Json& quantization) {
   AffineMatrices all;
   const bool mlx = states_mlx(quantization), int4 = states_int4_awq(quantization);
   if (!mlx && !int4) return all;
@@ -302,11 +307,13 @@ AffineMatrices read_affine_integers(const Source& tensors, const io::Json& quant
     const std::string module = name.substr(0, name.size() - std::string_view(".weight").size());
     if (mlx && info.dtype == DType::u32 && tensors->contains(module + ".scales"))
       add_mlx(tensors, quantization, name, all);
-    if (mlx && is_weight_dtype(info.dtype) && info.shape.size() == 3 && name.find(".switch_mlp.") != std::string::npos)
-      add_plain_stack(tensors, name, all);
+    const bool stack = name.find(".switch_mlp.") != std::string::npos || name.find(".experts.") != std::string::npos;
+    if (mlx && stack && is_weight_dtype(info.dtype) && info.shape.size() == 3) add_plain_stack(tensors, name, all);
     if (int4 && info.dtype == DType::u8 && tensors->contains(name + "_scale")) add_int4(tensors, name, all);
   }
+  all.matrices = all.derived.size();
   if (mlx) rearrange_delta_nets(tensors, all);
+  if (mlx) name_as_model(tensors, config, all);
   return all;
 }
 

@@ -18,12 +18,12 @@ bool states_mlx(const io::Json& quantization);
 bool states_int4_awq(const io::Json& quantization);
 
 struct AffineMatrices {
-  std::map<std::string, io::DerivedTensor, std::less<>> derived;  ///< F32 matrices "….weight", kept as BF16
-  std::set<std::string, std::less<>> hidden;                      ///< tensors that they are made of
-  int fewest_bits = 8;                                            ///< of a code
-  /// Of mlx-lm's delta nets convolutions [channels, taps, 1] as [channels, 1, taps], and with them norms, which it stores as
-  /// 1 + w, as w.
-  std::map<std::string, io::DerivedTensor, std::less<>> rearranged;
+  /// F32 matrices "….weight", kept as BF16; and what is stored as it is and read otherwise: of mlx-lm's delta nets
+  /// convolutions [channels, taps, 1] as [channels, 1, taps], and with them norms, which it stores as 1 + w, as w.
+  std::map<std::string, io::DerivedTensor, std::less<>> derived;
+  std::set<std::string, std::less<>> hidden;  ///< tensors that they are made of
+  int fewest_bits = 8;                        ///< of a code
+  size_t matrices = 0;                        ///< that were made of codes
 };
 
 /// All of them that a checkpoint holds. MLX: X.weight U32 [n, k·b/32], a dense stream of codes a row, X.scales and
@@ -32,6 +32,7 @@ struct AffineMatrices {
 /// ModelOpt: X.weight U8 [n/2, k], two outputs a byte, the
 /// even one in the low half, X.weight_scale [n, k/g], X.pre_quant_scale [k]: code · scale · what its input is multiplied by.
 /// Throws bad_file for tensors of another shape or type than these need.
-AffineMatrices read_affine_integers(const std::shared_ptr<const io::Checkpoint>& tensors, const io::Json& quantization);
+AffineMatrices read_affine_integers(const std::shared_ptr<const io::Checkpoint>& tensors, const io::Json& config,
+                                    const io::Json& quantization);
 
 }  // namespace w4q::checkpoint

@@ -10,6 +10,7 @@
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/dialect/stacks.h"
 #include "checkpoint/low_precision.h"
+#include "checkpoint/turned_stacks.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "io/system.h"
@@ -171,9 +172,13 @@ void require_folder(const std::filesystem::path& folder) {
           "makes one of a GGUF file");
 }
 
+Folder open_headers(const std::filesystem::path& folder, bool residual) {
+  return {folder, read_config_file(folder), turn_stacks(io::Checkpoint::open(folder, residual))};
+}
+
 Folder open_folder(const std::filesystem::path& folder, bool residual, FloatForm floats) {
   require_folder(folder);
-  return read_quantization({folder, read_config_file(folder), io::Checkpoint::open(folder, residual)}, floats);
+  return read_quantization(open_headers(folder, residual), floats);
 }
 
 Folder open_packed_folder(const std::filesystem::path& folder, std::string_view quantizer) {

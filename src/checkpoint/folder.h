@@ -27,6 +27,7 @@ struct Folder {
   std::set<std::string, std::less<>> tuned = {};
   bool small_floats = false;  ///< some matrices are what stored small floats stand for (low_precision.h)
   bool few_bits = false;      ///< … or codes of 3 bits and less
+  bool text_alone = false;  ///< its program reads text models alone: it leaves towers and layers for further tokens out
 
   std::filesystem::path config_path() const { return path / "config.json"; }
 };
@@ -48,6 +49,10 @@ enum class FloatForm {
   packed,   ///< packed linears, where a dialect has them
   either,   ///< the same, but decoded where the dialect cannot say one of them
 };
+
+/// config.json and the headers of the weights, with what stands inputs first turned (turned_stacks.h), before anything is read
+/// of packed linears. Throws bad_file, naming file and tensor.
+Folder open_headers(const std::filesystem::path& folder, bool residual = true);
 
 /// Opens config.json and the headers of the weights, without residual passes unless `residual`, and reads what they say
 /// of packed linears. Throws bad_file or unsupported, naming file and key or tensor.

@@ -125,11 +125,11 @@ class SmallFloats {
 
   /// Of folders that hold nothing else.
   Folder run_integers(Folder folder) {
-    auto matrices = read_affine_integers(tensors_, quantization_);
-    folder.quantization.notes.push_back(note(matrices.derived.size(), "codes of few bits"));
-    folder.small_floats = !matrices.derived.empty();
+    auto matrices = read_affine_integers(tensors_, folder.config, quantization_);
+    folder.quantization.notes.push_back(note(matrices.matrices, "codes of few bits"));
+    folder.small_floats = matrices.matrices > 0;
+    folder.text_alone = states_mlx(quantization_);
     folder.few_bits = folder.small_floats && matrices.fewest_bits < 4;
-    matrices.derived.merge(matrices.rearranged);
     folder.tensors = io::Checkpoint::derive(tensors_, std::move(matrices.derived), tensors_->derivation(),
                                             std::move(matrices.hidden));
     for (const char* key : {"quantization_config", "quantization"}) folder.config.erase(key);

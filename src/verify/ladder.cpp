@@ -100,13 +100,11 @@ const io::Json& CheckContext::config() {
 }
 
 const checkpoint::Folder& CheckContext::headers() {
-  if (!headers_) headers_ = {options_.model, config(), io::Checkpoint::open(options_.model, options_.residual)};
+  if (!headers_) headers_ = checkpoint::open_headers(options_.model, options_.residual);
   return *headers_;
 }
 
-checkpoint::Folder CheckContext::base_headers() const {
-  return {options_.base, checkpoint::read_config_file(options_.base), io::Checkpoint::open(options_.base)};
-}
+checkpoint::Folder CheckContext::base_headers() const { return checkpoint::open_headers(options_.base); }
 
 const model::OpenedModel& CheckContext::candidate() {
   if (!candidate_) {

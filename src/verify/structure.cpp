@@ -1,8 +1,9 @@
 #include "verify/structure.h"
 
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -14,6 +15,7 @@
 #include "verify/rungs.h"
 #include "verify/weights/computation.h"
 #include "verify/weights/kept.h"
+#include "verify/weights/requantized.h"
 
 namespace w4q::verify {
 namespace {
@@ -28,8 +30,9 @@ class StructureCheck {
         candidate_apart_(candidate.apart),
         apart_(base != nullptr ? base->apart : std::vector<model::StackedExperts>{}),
         config_(candidate.config),
-        base_config_(base != nullptr ? &base->config : nullptr),
-        requantized_(base != nullptr && is_requantized(candidate)) {}
+        base_config_(base != nullptr ? &base->config : nullptr) {
+    if (base != nullptr && is_requantized(candidate)) requantized_.emplace(candidate, *base);
+  }
 
   Check run() {
     if (config_.architecture != nullptr) {
@@ -120,7 +123,7 @@ class StructureCheck {
   }
 
   void check_tensor(const std::string& name, std::optional<DType> dtype, const Shape& shape) {
-    if (!folder_.tensors.contains(name)) return fault(name, "is missing");
+    if (!folder_.tensors.contains(name)) return is_left_out(name) ? void() : fault(name, "is missing");
     const auto& found = folder_.tensors.at(name);
     if (found.shape != shape)
       fault(name, concat("has shape ", shape_text(found.shape), ", expected ", shape_text(shape)));
@@ -187,6 +190,7 @@ class StructureCheck {
       expected_.insert(name);
       check_kept(name, info);
     }
+    if (requantized_) std::ranges::move(requantized_->faults_of_norms(), std::back_inserter(faults_));
   }
 
   /// ": rope_theta is 1e4, in the base 5e5"; of nested objects the path.
@@ -212,6 +216,14 @@ class StructureCheck {
     return {};
   }
 
+  /// What the candidate's program leaves out of every model.
+  bool is_left_out(const std::string& name) const {
+    if (!folder_.text_alone) return false;
+    const auto why = config_.architecture != nullptr ? model::reason_to_carry(config_, name)
+                                                     : model::reason_to_leave(model::module_path(name), 0);
+    return why == model::of_tower || why == model::further_tokens;
+  }
+
   /// Whether a tensor says how programs quantize activations.
   bool scales_activations(const std::string& name) const {
     const auto* const dialect = folder_.quantization.dialect;
@@ -222,8 +234,8 @@ class StructureCheck {
   void check_kept(const std::string& name, const io::TensorInfo& info) {
     if (!folder_.tensors.contains(name)) {
       // A missing parameter has been reported already.
-      return base_->quantization.linears.empty() && !is_parameter(name) ? fault(name, "of the base is missing")
-                                                                        : void();
+      const bool lost = base_->quantization.linears.empty() && !is_parameter(name) && !is_left_out(name);
+      return lost ? fault(name, "of the base is missing") : void();
     }
     const auto& found = folder_.tensors.at(name);
     if (requantized_) return check_requantized(name, found, info);
@@ -313,38 +325,12 @@ class StructureCheck {
     return ours == base_config_->mixture;
   }
 
-  /// Rounding leaves most of a tensor's energy where it was; another tensor's values do not.
   void check_requantized(const std::string& name, const io::TensorInfo& found, const io::TensorInfo& info) {
-    if (found.shape != info.shape || !is_weight_dtype(found.dtype)) return;  // a parameter's were looked at already
-    const auto a = folder_.tensors.load(name);
-    const auto b = base_->tensors.load(name);
-    std::vector<float> ours(static_cast<size_t>(element_count(info.shape))), theirs(ours.size());
-    widen(a->bytes, found.dtype, ours);
-    widen(b->bytes, info.dtype, theirs);
-    const auto width = static_cast<size_t>(info.shape.empty() ? 1 : std::max<int64_t>(info.shape.back(), 1));
-    double noise = 0, signal = 0, worst = 0;
-    size_t worst_row = 0;
-    for (size_t begin = 0; begin < ours.size(); begin += width) {
-      double row_noise = 0, row_signal = 0;
-      for (size_t i = begin; i < begin + width; ++i) {
-        row_noise += std::pow(double{ours[i]} - double{theirs[i]}, 2);
-        row_signal += double{theirs[i]} * double{theirs[i]};
-      }
-      noise += row_noise, signal += row_signal;
-      if (row_signal > 0 && row_noise / row_signal > worst) worst = row_noise / row_signal, worst_row = begin / width;
-    }
-    // Rounding to 4 bits leaves some 1 % of a row's energy, to 2 bits 12 %.
-    constexpr double most_noise = 0.5;
-    const bool rows = folder_.small_floats && info.shape.size() == 2;
-    if (noise > most_noise * signal) {
-      fault(name, "is not the base's: half of its energy is another's");
-    } else if (rows && worst > most_noise) {
-      fault(name, concat("is not the base's: half of the energy of row ", worst_row, " is another's"));
-    } else if (rows && !folder_.few_bits && noise > most_float_noise * signal) {
-      fault(name, concat("is not the base's: ", fixed(100 * noise / signal, 1), " % of its energy is another's, of ",
-                         "small floats at most ", fixed(100 * most_float_noise, 0), " % expected"));
-    }
-    ++(noise == 0 ? identical_ : rounded_);
+    if (found.shape != info.shape || !is_weight_dtype(found.dtype) || !is_weight_dtype(info.dtype))
+      return;  // a parameter's were looked at already
+    const auto finding = requantized_->look_at(name);
+    if (!finding.fault.empty()) fault(name, finding.fault);
+    ++(finding.same ? identical_ : rounded_);
   }
 
   /// A stack of the base whose experts are parameters by themselves.
@@ -356,16 +342,13 @@ class StructureCheck {
     return std::ranges::find(parameters_, name, &model::Parameter::name) != parameters_.end();
   }
 
-  /// Noise over signal: of E2M1 0.01 to 0.015, with scales of powers of two and heavy tails up to 0.03.
-  static constexpr double most_float_noise = 0.1;
-
   const std::vector<model::Parameter> parameters_;
   const checkpoint::Folder& folder_;
   const checkpoint::Folder* base_;
   const std::vector<model::StackedExperts> candidate_apart_, apart_;
   const model::ModelConfig& config_;
   const model::ModelConfig* base_config_;
-  const bool requantized_;
+  std::optional<RequantizedTensors> requantized_;  ///< of such a candidate beside a base
   std::set<std::string, std::less<>> expected_;
   std::set<std::string, std::less<>> packed_;
   std::map<std::string, float, std::less<>> norms_;  // all of them, and their offsets

@@ -207,8 +207,9 @@ TEST_F(ContentsLayers, ExpertsByTheNamesOfMlx) {
   made.put("model.layers.0.mlp.switch_mlp.down_proj.weight", DType::bf16, {2, 4, 6}, std::vector<uint16_t>(48, 0x3c00));
   made.config = {{"model_type", "unseen"}, {"quantization", {{"group_size", 64}, {"bits", 4}}}};
   made.write(folder_ / "made");
-  const auto all = checkpoint::read_affine_integers(
-      std::make_shared<const io::Checkpoint>(io::Checkpoint::open(folder_ / "made")), made.config["quantization"]);
+  const auto all =
+      checkpoint::read_affine_integers(std::make_shared<const io::Checkpoint>(io::Checkpoint::open(folder_ / "made")),
+                                       made.config, made.config["quantization"]);
   for (const char* name :
        {"model.layers.0.mlp.experts.1.gate_proj.weight", "model.layers.0.block_sparse_moe.experts.0.w3.weight",
         "model.layers.0.mlp.experts.1.down_proj.weight"}) {

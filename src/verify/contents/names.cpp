@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/affine_integers.h"
 #include "checkpoint/fused.h"
 #include "checkpoint/low_precision.h"
 #include "core/text.h"
@@ -244,7 +245,8 @@ void promised_parts(const StoredContents& contents, ContentsFindings& findings) 
   const bool has_further = any([&](const std::string& name) {
     return has_part(name, {"mtp", "nextn"}) || (layers > 0 && model::layer_numbers(name).layer >= layers);
   });
-  if (further > 0 && !has_further) {
+  // mlx-lm leaves them out of every model that it writes.
+  if (further > 0 && !has_further && !checkpoint::states_mlx(contents.quantization())) {
     findings.fault("config.json", concat("promises ", further, " layers for further tokens (MTP), and none is there"));
   }
   const io::Json &vision = contents.stated({"vision_config"}), &audio = contents.stated({"audio_config"});
@@ -431,7 +433,8 @@ void stacks(const StoredContents& contents, ContentsFindings& findings) {
     }
     if ((linear.n == hidden) == (linear.k == hidden)) continue;
     const bool inputs_first = reads == (linear.n == hidden);
-    const bool codes = linear.kind != Kind::plain;  // always outputs first
+    // Always outputs first.
+    const bool codes = linear.kind != Kind::plain || checkpoint::states_mlx(contents.quantization());
     if ((inputs_first && (codes || stores_outputs_first(contents))) ||
         (!inputs_first && !codes && stores_inputs_first(contents))) {
       findings.fault(linear.path, concat("is transposed: it has shape ", shape_text(shape), ", ",

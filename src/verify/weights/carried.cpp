@@ -7,8 +7,8 @@
 #include "core/interrupt.h"
 #include "core/text.h"
 #include "model/layer_plan.h"
+#include "verify/weights/base_values.h"
 #include "verify/weights/factors.h"
-#include "verify/weights/kept.h"
 #include "verify/weights/norm_factors.h"
 #include "verify/weights/rescaled.h"
 

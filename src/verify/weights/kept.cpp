@@ -13,76 +13,13 @@
 #include "core/text.h"
 #include "model/layer_plan.h"
 #include "model/parameters.h"
+#include "verify/weights/base_values.h"
 #include "verify/weights/computation.h"
 #include "verify/weights/norm_factors.h"
 #include "verify/weights/rescaled.h"
 
 namespace w4q::verify {
 namespace {
-
-constexpr int64_t piece = int64_t{1} << 20;
-
-/// The values [begin, end) of a tensor in fp32.
-std::vector<float> values_of(const TensorView& tensor, int64_t begin, int64_t end) {
-  std::vector<float> values(static_cast<size_t>(end - begin));
-  widen(tensor.bytes.subspan(static_cast<size_t>(begin * dtype_bits(tensor.dtype) / 8)), tensor.dtype, values);
-  return values;
-}
-
-/// values ← what a type holds of them.
-void round_to(DType dtype, std::vector<float>& values) {
-  std::vector<std::byte> rounded(values.size() * static_cast<size_t>(dtype_bits(dtype) / 8));
-  narrow(values, dtype, rounded);
-  widen(rounded, dtype, values);
-}
-
-/// What a program may do to values that it keeps: `type` is what it computes in, `offset` what it adds before and takes off
-/// behind.
-struct KeptThrough {
-  DType type;
-  float offset = 0;
-
-  void take(std::vector<float>& values) const {
-    round_to(type, values);
-    if (offset == 0) return;
-    for (const float by : {offset, -offset}) {
-      for (float& value : values) value += by;
-      round_to(type, values);
-    }
-  }
-};
-
-/// The first value that is neither the base's nor that rounded on its way to the type of `ours`; −1: none. Equal shapes.
-int64_t first_difference(const TensorView& ours, const TensorView& theirs, const KeptThrough& through) {
-  const int64_t count = element_count(ours.shape);
-  for (int64_t begin = 0; begin < count; begin += piece) {
-    check_interrupt();
-    const int64_t end = std::min(begin + piece, count);
-    const auto a = values_of(ours, begin, end);
-    auto b = values_of(theirs, begin, end);
-    through.take(b);
-    if (through.type != ours.dtype) round_to(ours.dtype, b);
-    for (size_t i = 0; i < a.size(); ++i) {
-      if (a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i]))) return begin + static_cast<int64_t>(i);
-    }
-  }
-  return -1;
-}
-
-int64_t first_difference(const TensorView& ours, const TensorView& theirs) {
-  return first_difference(ours, theirs, {ours.dtype});
-}
-
-/// Whether all values are the base's as a model in 16 bit holds them, although the file's type could say more; of a norm that
-/// is stored less `offset`, also as a program leaves them that computes with the sum.
-bool holds_rounded_values(const TensorView& ours, const TensorView& theirs, float offset) {
-  const auto holds = [&](const KeptThrough& through) { return first_difference(ours, theirs, through) < 0; };
-  for (const DType dtype : {DType::bf16, DType::f16}) {
-    if (ours.dtype == DType::f32 && holds({dtype})) return true;
-    if (offset != 0 && holds({dtype, offset})) return true;
-  }
-  return false;
-}
 
 std::string place_text(int64_t at, const Shape& shape) {
   return shape.size() == 2 ? concat("[", at / shape[1], ", ", at % shape[1], "]") : concat("[", at, "]");
@@ -206,7 +143,7 @@ class KeptCheck {
       return fault(name, concat("has shape ", shape_text(ours->shape), ", in the base ", shape_text(theirs->shape)));
     }
     const int64_t at = first_difference(ours.view(), theirs.view());
-    if (at < 0 || holds_rounded_values(ours.view(), theirs.view(), offset_of(name)))
+    if (at < 0 || hold_same_values(ours.view(), theirs.view(), norm_offset(candidate_.config, name)))
       return look_at_same(parameter, ours.view(), theirs.view());
     const std::string difference =
         concat("is not the base's: ", place_text(at, ours->shape), " is ", values_of(ours.view(), at, at + 1).front(),
@@ -214,15 +151,6 @@ class KeptCheck {
     const std::string problem = may_be_folded(parameter, ours.view(), theirs.view());
     if (!problem.empty()) return fault(name, problem == "no" ? difference : concat(difference, "; ", problem));
     ++rescaled_;
-  }
-
-  /// What is added to a norm's stored values.
-  float offset_of(const std::string& name) const {
-    if (candidate_.config.architecture == nullptr) return 0;
-    for (const auto& norm : model::all_norms(candidate_.config)) {
-      if (name == norm.name + ".weight") return norm.offset;
-    }
-    return 0;
   }
 
   /// Scales of activations, which no 16-bit base has.
@@ -318,7 +246,7 @@ class KeptCheck {
   std::string may_be_folded(const model::Parameter& parameter, const TensorView& ours, const TensorView& theirs) {
     if (candidate_.folder.tuned.contains(parameter.name)) return tuned_norm(parameter, ours, theirs);
     if (candidate_.config.architecture == nullptr) {
-      if (is_norm(parameter)) return positive_factors(ours, theirs, 0);
+      if (is_norm(parameter)) return factors_fault(ours, theirs, 0);
       return carries_a_norm(parameter.name, ours, theirs) ? "" : "no";
     }
     for (int64_t layer = 0; layer < candidate_.config.layers; ++layer) {
@@ -373,40 +301,15 @@ class KeptCheck {
     const auto scaled = [&](const auto& name) { return !holds_base_values(candidate_, base_, name + ".weight"); };
     if (!std::ranges::any_of(names, packed) && !std::ranges::all_of(names, scaled))
       return "no weight behind it is packed, and not all of them carry its factors";
-    return positive_factors(ours, theirs, offset);
+    return factors_fault(ours, theirs, offset);
   }
 
   /// Distillation goes by small steps: a factor a channel, none of them far from one where nothing was folded.
   std::string tuned_norm(const model::Parameter& parameter, const TensorView& ours, const TensorView& theirs) const {
     for (const auto& norm : model::all_norms(candidate_.config)) {
-      if (parameter.name == norm.name + ".weight") return positive_factors(ours, theirs, norm.offset);
+      if (parameter.name == norm.name + ".weight") return factors_fault(ours, theirs, norm.offset);
     }
     return "no";
-  }
-
-  /// One factor a channel, and not the same in all.
-  static std::string positive_factors(const TensorView& ours, const TensorView& theirs, float offset) {
-    double least = INFINITY, most = 0;
-    bool all_known = true;
-    const int64_t size = element_count(ours.shape);
-    const auto a = values_of(ours, 0, size), b = values_of(theirs, 0, size);
-    const auto next_to_nothing = [&](float stored) { return std::abs(stored + offset) < 1e-6f; };
-    const auto factors = norm_factors(ours, theirs, offset);
-    for (size_t i = 0; i < factors.size(); ++i) {
-      // What is next to nothing in a 16-bit type has no factor that could be told.
-      if (next_to_nothing(a[i]) && next_to_nothing(b[i])) continue;
-      if (!factors[i].possible) return concat("no positive factor in channel ", i);
-      all_known = all_known && factors[i].known;
-      if (!factors[i].known) continue;
-      const double factor = 1 / double{factors[i].factor};
-      least = std::min(least, factor), most = std::max(most, factor);
-    }
-    // Folding makes channels alike; what is the same in all changes nothing but the size of what is computed. Distillation
-    // may leave all as good as they were.
-    constexpr double hardly = 1.02;
-    if (all_known && most < least * hardly && (least * hardly < 1 || most > hardly))
-      return concat("the same factor in all channels (", fixed(least, 3), "): nothing that is folded");
-    return {};
   }
 
   /// Whether rows that rounding left hardly to be told from plain ones look more like the factors of their biases.
@@ -483,12 +386,6 @@ std::set<int64_t> layers_of_other_norms(const model::OpenedModel& candidate, con
     }
   }
   return layers;
-}
-
-bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base, const std::string& name) {
-  if (!candidate.folder.tensors.contains(name) || !base.folder.tensors.contains(name)) return false;
-  const auto ours = candidate.folder.tensors.load(name), theirs = base.folder.tensors.load(name);
-  return ours->shape == theirs->shape && first_difference(ours.view(), theirs.view()) < 0;
 }
 
 }  // namespace w4q::verify

@@ -15,10 +15,6 @@ namespace w4q::verify {
 /// norms is for weights.h to ask. Throws as loading does.
 Check check_kept(const model::OpenedModel& candidate, const model::OpenedModel& base);
 
-/// Whether a kept parameter of the candidate holds the base's values, or those rounded to its own type. False where one
-/// of the two lacks it.
-bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base, const std::string& name);
-
 /// Numbers of the layers (−1: outside of them) that have a norm which is not the base's, by names and shapes alone.
 std::set<int64_t> layers_of_other_norms(const model::OpenedModel& candidate, const model::OpenedModel& base);
 

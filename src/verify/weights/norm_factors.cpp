@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "core/convert.h"
+#include "core/text.h"
+#include "verify/weights/base_values.h"
 
 namespace w4q::verify {
 namespace {
@@ -56,6 +58,30 @@ std::vector<NormFactor> norm_factors(const TensorView& ours, const TensorView& t
         factor_of(double{a[i]} + double{offset}, double{b[i]} + double{offset}, half_unit(a[i], ours.dtype)));
   }
   return factors;
+}
+
+std::string factors_fault(const TensorView& ours, const TensorView& theirs, float offset) {
+  double least = INFINITY, most = 0;
+  bool all_known = true;
+  const int64_t size = element_count(ours.shape);
+  const auto a = values_of(ours, 0, size), b = values_of(theirs, 0, size);
+  const auto next_to_nothing = [&](float stored) { return std::abs(stored + offset) < 1e-6f; };
+  const auto factors = norm_factors(ours, theirs, offset);
+  for (size_t i = 0; i < factors.size(); ++i) {
+    // What is next to nothing in a 16-bit type has no factor that could be told.
+    if (next_to_nothing(a[i]) && next_to_nothing(b[i])) continue;
+    if (!factors[i].possible) return concat("no positive factor in channel ", i);
+    all_known = all_known && factors[i].known;
+    if (!factors[i].known) continue;
+    const double factor = 1 / double{factors[i].factor};
+    least = std::min(least, factor), most = std::max(most, factor);
+  }
+  // Folding makes channels alike; what is the same in all changes nothing but the size of what is computed. Distillation
+  // may leave all as good as they were.
+  constexpr double hardly = 1.02;
+  if (all_known && most < least * hardly && (least * hardly < 1 || most > hardly))
+    return concat("the same factor in all channels (", fixed(least, 3), "): nothing that is folded");
+  return {};
 }
 
 }  // namespace w4q::verify

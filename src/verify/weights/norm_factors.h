@@ -1,6 +1,7 @@
 // What a norm that scales were folded into gave away: the ratio of its two versions, as far as its 16-bit type can say.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "core/views.h"
@@ -22,6 +23,9 @@ struct NormFactor {
 /// Of a norm x̂ · (w + offset), now and in the base; equal shapes. Where offset is 1, a channel that is next to nothing is stored as a
 /// number near −1, whose rounding is as large as the channel: then the factor is known within wide bounds only.
 std::vector<NormFactor> norm_factors(const TensorView& ours, const TensorView& theirs, float offset);
+
+/// Why no folding leaves such a norm: factors that are not positive, or the same in all channels; empty: one may.
+std::string factors_fault(const TensorView& ours, const TensorView& theirs, float offset);
 
 /// Half the distance of the neighbours of `value` in a weight's type.
 double half_unit(double value, DType dtype) noexcept;

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/text.h"
-#include "verify/weights/kept.h"
+#include "verify/weights/base_values.h"
 
 namespace w4q::verify {
 namespace {
@@ -138,7 +138,9 @@ LinearWeight stored_weight(const checkpoint::Folder& source, const std::string& 
   return weight;
 }
 
-bool RescaledWeights::says_so() const { return candidate_.folder.quantization.dialect == nullptr; }
+bool RescaledWeights::says_so() const {
+  return candidate_.folder.quantization.dialect == nullptr && !candidate_.folder.small_floats;
+}
 
 bool RescaledWeights::is_rescaled_norm(const std::string& parameter) const {
   if (says_so()) return candidate_.folder.quantization.rescaled.contains(parameter);
