@@ -105,6 +105,13 @@ std::optional<QuantizationConfig> read_packed_floats(const DialectSource& source
   }
 }
 
+/// The groups of transform_config; an empty object: there are none.
+Json transform_groups(const Json& quantization) {
+  const Json transforms = quantization.is_object() ? quantization.value("transform_config", Json()) : Json();
+  const Json groups = transforms.is_object() ? transforms.value("config_groups", Json()) : Json();
+  return groups.is_object() ? groups : Json::object();
+}
+
 /// Where a transform of a group of transform_config is applied that no weight holds; empty: all of it is in the weights.
 std::string run_time_location(const Json& group) {
   const auto apply = group.is_object() ? group.find("apply") : group.end();
@@ -212,12 +219,11 @@ std::optional<StatedQuantization> stated_quantization(const Json& config, const 
   return std::nullopt;
 }
 
+bool turns_weights(const StatedQuantization& stated) { return !transform_groups(stated.json).empty(); }
+
 void refuse_transforms_at_run_time(const StatedQuantization& stated) {
-  const auto transforms = stated.json.is_object() ? stated.json.find("transform_config") : stated.json.end();
-  if (!stated.json.is_object() || transforms == stated.json.end() || !transforms->is_object()) return;
-  const auto groups = transforms->find("config_groups");
-  if (groups == transforms->end() || !groups->is_object()) return;
-  for (const auto& [name, group] : groups->items()) {
+  const Json groups = transform_groups(stated.json);
+  for (const auto& [name, group] : groups.items()) {
     const std::string location = run_time_location(group);
     if (location.empty()) continue;
     throw Error(ErrorCode::unsupported, concat(stated.place, ": transform_config.config_groups.", printable(name),

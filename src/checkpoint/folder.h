@@ -75,6 +75,10 @@ std::optional<StatedQuantization> stated_quantization(const io::Json& config, co
 /// runs: the weights without that are another model's. What is folded into weights alone is none of the reader's business.
 void refuse_transforms_at_run_time(const StatedQuantization& stated);
 
+/// Whether compressed-tensors' transform_config says that weights were turned before they were packed: SpinQuant's rotations,
+/// with norms multiplied into what reads them.
+bool turns_weights(const StatedQuantization& stated);
+
 /// Whether FloatForm::either reads a folder that states this as packed linears of a dialect.
 bool has_packed_floats(const Folder& headers, const StatedQuantization& stated);
 

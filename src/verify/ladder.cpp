@@ -71,6 +71,7 @@ std::string verdict(CheckContext& context, const Findings& findings) {
   if (!context.candidate().folder.quantization.linears.empty()) {
     held.emplace_back("decoder");
     if (!options.has_base()) missing.emplace_back("weights (no --base)");
+    if (options.has_base() && !context.holds_base()) missing.emplace_back("weights (turned by transform_config)");
   }
   if (!options.has_text()) missing.emplace_back("perplexity (no --ppl)");
   if (!options.default_limits) missing.emplace_back("limits that are not given (--no-limits)");
@@ -92,6 +93,15 @@ bool CheckContext::foreign() {
                (!checkpoint::is_low_precision(stated->json) || checkpoint::has_packed_floats(headers(), *stated));
   }
   return *foreign_;
+}
+
+bool CheckContext::holds_base() {
+  if (!options_.has_base()) return false;
+  if (!turned_) {
+    const auto stated = checkpoint::stated_quantization(config(), options_.model);
+    turned_ = stated && checkpoint::turns_weights(*stated);
+  }
+  return !*turned_;
 }
 
 const io::Json& CheckContext::config() {

@@ -66,6 +66,8 @@ class CheckContext {
   std::optional<double> limit(std::string_view option) const;
   /// Whether another program wrote it.
   bool foreign();
+  /// Whether the base's weights can be held against the candidate's: rotations of other programs are not undone.
+  bool holds_base();
   /// The candidate's headers, whatever its config says of them: what is packed is not read yet.
   const checkpoint::Folder& headers();
   /// The base's likewise. Needs has_base().
@@ -92,7 +94,7 @@ class CheckContext {
   void stack_base_alike();
 
   CheckOptions options_;
-  std::optional<bool> foreign_;
+  std::optional<bool> foreign_, turned_;
   std::optional<io::Json> config_;
   std::optional<checkpoint::Folder> headers_;
   std::optional<model::OpenedModel> candidate_, stored_base_, folded_base_;

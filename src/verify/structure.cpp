@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "model/layer_plan.h"
 #include "verify/rungs.h"
+#include "verify/weights/base_values.h"
 #include "verify/weights/computation.h"
 #include "verify/weights/kept.h"
 #include "verify/weights/requantized.h"
@@ -173,13 +174,15 @@ class StructureCheck {
       if (folder_.quantization.find(config_.names.head) != nullptr) config->erase("tie_word_embeddings");
     }
     // Another version of transformers writes a config with all its defaults, and under names of its own.
-    const bool written_anew = config_.architecture != nullptr && ours.contains("transformers_version") &&
-                              ours["transformers_version"] != theirs.value("transformers_version", io::Json());
+    const bool written_anew =
+        ours.contains("transformers_version") &&
+        (is_copy() || ours["transformers_version"] != theirs.value("transformers_version", io::Json()));
+    const bool known = config_.architecture != nullptr;
+    auto otherwise = known ? computed_otherwise(config_, *base_config_) : stated_otherwise(ours, theirs);
     const bool same = requantized_   ? computes_as_base()
-                      : written_anew ? computes_just_as_base()
+                      : written_anew ? known ? computes_just_as_base() : otherwise.empty()
                                      : nlohmann::json(ours) == nlohmann::json(theirs);
     if (!same) {
-      const auto otherwise = computed_otherwise(config_, *base_config_);
       const bool named = (requantized_ || written_anew) && !otherwise.empty();
       fault("config.json", concat("differs from the base's beyond the quantization",
                                   named ? concat(": ", join(otherwise, "; ")) : first_other_key(ours, theirs)));
@@ -216,11 +219,19 @@ class StructureCheck {
     return {};
   }
 
-  /// What the candidate's program leaves out of every model.
+  /// Another program's version of the base in 16 bit.
+  bool is_copy() const {
+    return !requantized_ && folder_.quantization.linears.empty() && folder_.quantization.dialect == nullptr &&
+           !folder_.config.contains("converted_by");
+  }
+
+  /// What the candidate's program leaves out of every model, and what no program reads.
   bool is_left_out(const std::string& name) const {
+    const bool known = config_.architecture != nullptr;
+    if (known && model::reason_to_carry(config_, name) == model::never_read) return true;
     if (!folder_.text_alone) return false;
-    const auto why = config_.architecture != nullptr ? model::reason_to_carry(config_, name)
-                                                     : model::reason_to_leave(model::module_path(name), 0);
+    const auto why =
+        known ? model::reason_to_carry(config_, name) : model::reason_to_leave(model::module_path(name), 0);
     return why == model::of_tower || why == model::further_tokens;
   }
 
@@ -240,6 +251,10 @@ class StructureCheck {
     const auto& found = folder_.tensors.at(name);
     if (requantized_) return check_requantized(name, found, info);
     const DType wanted = base_->tensors.stored_dtype(name);
+    if (is_copy() && found.dtype != wanted && found.shape == info.shape && holds_rounded(name)) {
+      ++rounded_;
+      return;
+    }
     if (found.dtype != wanted || found.shape != info.shape) {
       return fault(name, concat("is ", dtype_name(found.dtype), " ", shape_text(found.shape), ", in the base ",
                                 dtype_name(wanted), " ", shape_text(info.shape)));
@@ -251,6 +266,13 @@ class StructureCheck {
     }
     if (!std::ranges::equal(a->bytes, b->bytes)) return fault(name, "was kept, but its bytes differ from the base's");
     ++identical_;
+  }
+
+  /// Whether a tensor of weights holds the base's values as its type has them.
+  bool holds_rounded(const std::string& name) const {
+    const auto ours = folder_.tensors.load(name), theirs = base_->tensors.load(name);
+    return is_weight_dtype(ours->dtype) && is_weight_dtype(theirs->dtype) &&
+           hold_same_values(ours.view(), theirs.view(), 0);
   }
 
   /// One factor a channel, and a positive one. That the weights behind a norm carry it is for their errors to show.
@@ -310,13 +332,14 @@ class StructureCheck {
   /// The same of all that an unrounded copy keeps.
   bool computes_just_as_base() const {
     const auto of_all = [](const model::ModelConfig& config) {
-      return std::tie(config.rope, config.head_dim, config.max_positions, config.sliding_window, config.eos_tokens,
-                      config.tied_embeddings, config.activation, config.activation_limit, config.activation_slope,
-                      config.embedding_scale, config.residual_scale, config.logit_scale, config.logit_cap,
-                      config.intermediate_sizes, config.delta_layers, config.delta, config.mixture_layers,
-                      config.layer_embedding_size, config.attention);
+      return std::tie(config.rope, config.head_dim, config.max_positions, config.sliding_window, config.tied_embeddings,
+                      config.activation, config.activation_limit, config.activation_slope, config.embedding_scale,
+                      config.residual_scale, config.logit_scale, config.logit_cap, config.intermediate_sizes,
+                      config.delta_layers, config.delta, config.mixture_layers, config.layer_embedding_size,
+                      config.attention);
     };
-    return computes_as_base() && of_all(config_) == of_all(*base_config_) && chooses_as_base();
+    return computes_as_base() && ends_alike(folder_, config_, *base_, *base_config_) &&
+           of_all(config_) == of_all(*base_config_) && chooses_as_base();
   }
   /// However experts stand in the files.
   bool chooses_as_base() const {
@@ -374,7 +397,10 @@ CheckRow structure_check() {
             if (candidate.config.architecture == nullptr) {
               findings.note(candidate.config.undecoded + " is not known: structure is judged by names and shapes");
             }
-            const model::OpenedModel* const base = context.options().has_base() ? &context.base() : nullptr;
+            const model::OpenedModel* const base = context.holds_base() ? &context.base() : nullptr;
+            if (context.options().has_base() && base == nullptr) {
+              findings.note("transform_config turned the weights: they are not held against the base's");
+            }
             if (const auto& left = context.left_out(); !left.empty()) {
               findings.note(concat(left.size(), " tensors of the base stand beside its text model, as ",
                                    printable(left.front()), ": GGUF has no place for them"));

@@ -244,7 +244,7 @@ void check(CheckContext& context, Findings& findings) {
 
 /// With a base, weights are held against it; where something is wrong already, it is named better than by this.
 void run(CheckContext& context, Findings& findings) {
-  if (context.options().has_base() || !findings.checks.passed()) return;
+  if (context.holds_base() || !findings.checks.passed()) return;
   const model::OpenedModel& candidate = context.candidate();
   if (!obstacle_to_passage(candidate.config).empty() || weights_of(candidate) > most_weights) return;
   try {

@@ -497,8 +497,7 @@ Check audit(CheckContext& context, std::vector<std::string>& notes) {
     if (error.code() != ErrorCode::bad_file) throw;
     return {"conventions", false, "its weight files cannot be read", {one_line(error)}};
   }
-  return check_conventions(context.headers(), context.options().has_base() ? &context.base().folder.tensors : nullptr,
-                           &notes);
+  return check_conventions(context.headers(), context.holds_base() ? &context.base().folder.tensors : nullptr, &notes);
 }
 
 }  // namespace

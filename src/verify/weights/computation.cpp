@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "core/text.h"
+#include "io/system.h"
 
 namespace w4q::verify {
 namespace {
@@ -93,6 +94,60 @@ std::vector<std::string> computed_otherwise(const model::ModelConfig& ours, cons
   comparison.require("the shape of delta nets", ours.delta == theirs.delta);
   if (ours.layers == theirs.layers) compare_layers(ours, theirs, comparison);
   return comparison.take();
+}
+
+namespace {
+
+constexpr std::string_view of_programs[] = {
+    "torch_dtype",          "dtype",    "transformers_version", "_name_or_path", "use_cache",
+    "_attn_implementation", "auto_map", "quantization_config"};
+
+/// What a config says by a key; null: nothing. transformers 5 has positions' settings in an object of their own.
+io::Json stated_by(const io::Json& config, const std::string& key) {
+  const auto own = config.find(key);
+  if (own != config.end()) return *own;
+  const auto positions = config.find("rope_parameters");
+  const bool moved = key == "rope_theta" || key == "partial_rotary_factor";
+  return moved && positions != config.end() && positions->is_object() ? positions->value(key, io::Json()) : io::Json();
+}
+
+void compare_stated(const io::Json& ours, const io::Json& theirs, const std::string& path,
+                    std::vector<std::string>& differences) {
+  for (const auto& [key, value] : theirs.items()) {
+    if (std::ranges::find(of_programs, key) != std::end(of_programs)) continue;
+    const io::Json found = stated_by(ours, key);
+    if (value.is_object() && found.is_object()) {
+      compare_stated(found, value, concat(path, key, "."), differences);
+    } else if (key == "rope_parameters" && value.is_object() && found.is_null()) {
+      compare_stated(ours, value, path, differences);
+    } else if (!value.is_null() && !found.is_null() && found != value) {
+      differences.push_back(
+          concat(path, printable(key), " is ", printable(found.dump()), ", in the base ", printable(value.dump())));
+    }
+  }
+}
+
+}  // namespace
+
+bool ends_alike(const checkpoint::Folder& ours, const model::ModelConfig& our_config, const checkpoint::Folder& theirs,
+                const model::ModelConfig& their_config) {
+  if (our_config.eos_tokens.empty() || their_config.eos_tokens.empty()) return true;
+  if (our_config.eos_tokens == their_config.eos_tokens) return true;
+  const auto has_more = [](const checkpoint::Folder& folder) {
+    return io::path_exists(folder.path / "generation_config.json");
+  };
+  const auto stated = [](const io::Json& config) {
+    const auto text = config.find("text_config");
+    const io::Json& inner = text != config.end() && text->is_object() ? *text : config;
+    return inner.value("eos_token_id", config.value("eos_token_id", io::Json()));
+  };
+  return has_more(ours) != has_more(theirs) && stated(ours.config) == stated(theirs.config);
+}
+
+std::vector<std::string> stated_otherwise(const io::Json& ours, const io::Json& theirs) {
+  std::vector<std::string> differences;
+  compare_stated(ours, theirs, {}, differences);
+  return differences;
 }
 
 }  // namespace w4q::verify

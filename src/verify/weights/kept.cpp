@@ -61,26 +61,11 @@ class KeptCheck {
     if (ours != theirs) fault("config.json", concat(key, " is ", ours, ", in the base ", theirs));
   }
 
-  /// Of an architecture that is not known, whatever both say in numbers, yes and no, and names.
-  void compare_values(const io::Json& ours, const io::Json& theirs, const std::string& path) {
-    static constexpr std::string_view of_programs[] = {
-        "torch_dtype",          "dtype",    "transformers_version", "_name_or_path", "use_cache",
-        "_attn_implementation", "auto_map", "quantization_config"};
-    for (const auto& [key, value] : theirs.items()) {
-      const auto found = ours.find(key);
-      if (found == ours.end() || std::ranges::find(of_programs, key) != std::end(of_programs)) continue;
-      if (value.is_object() && found->is_object()) {
-        compare_values(*found, value, concat(path, key, "."));
-      } else if (!value.is_null() && !found->is_null() && *found != value) {
-        fault("config.json", concat(path, printable(key), " is ", printable(found->dump()), ", in the base ",
-                                    printable(value.dump())));
-      }
-    }
-  }
-
   void look_at_config() {
     if (candidate_.config.architecture == nullptr) {
-      return compare_values(candidate_.folder.config, base_.folder.config, {});
+      for (const auto& difference : stated_otherwise(candidate_.folder.config, base_.folder.config))
+        fault("config.json", difference);
+      return;
     }
     const model::ModelConfig &ours = candidate_.config, &theirs = base_.config;
     const auto real = [](double value) { return static_cast<float>(value); };
@@ -103,24 +88,9 @@ class KeptCheck {
     for (const auto& difference : computed_otherwise(ours, theirs)) fault("config.json", difference);
     if (ours.sliding_window != theirs.sliding_window) fault("config.json", "sliding_window is not the base's");
     if (ours.bos_token && theirs.bos_token) compare("bos_token_id", *ours.bos_token, *theirs.bos_token);
-    if (!ours.eos_tokens.empty() && !theirs.eos_tokens.empty() && ours.eos_tokens != theirs.eos_tokens &&
-        !states_the_same_ends()) {
+    if (!ends_alike(candidate_.folder, ours, base_.folder, theirs)) {
       fault("config.json", "eos_token_id is not the base's");
     }
-  }
-
-  /// Of two folders of which one has generation_config.json, which says more, what both config.json say.
-  bool states_the_same_ends() const {
-    const auto has_more = [](const checkpoint::Folder& folder) {
-      return io::path_exists(folder.path / "generation_config.json");
-    };
-    const auto stated = [](const io::Json& config) {
-      const auto text = config.find("text_config");
-      const io::Json& inner = text != config.end() && text->is_object() ? *text : config;
-      return inner.value("eos_token_id", config.value("eos_token_id", io::Json()));
-    };
-    const io::Json ours = stated(candidate_.folder.config);
-    return has_more(candidate_.folder) != has_more(base_.folder) && ours == stated(base_.folder.config);
   }
 
   // ---- tensors ----
