@@ -89,7 +89,8 @@ class SmallFloats {
   Folder run(Folder folder) {
     if (states_mlx(quantization_) || states_int4_awq(quantization_)) return run_integers(std::move(folder));
     for (const auto& [name, info] : tensors_->tensors()) {
-      if (info.dtype == DType::f8_e4m3 && info.shape.size() == 3) read_fp8_stack(name, info);
+      const bool stack = info.shape.size() == 3 && !name.ends_with("_weight_scale");
+      if (info.dtype == DType::f8_e4m3 && stack) read_fp8_stack(name, info);
       if (info.dtype == DType::f8_e4m3 && info.shape.size() != 3 && name.ends_with(".weight")) read_fp8(name, info);
       if (info.dtype == DType::u8 && name.ends_with("_blocks")) read_mxfp4_stack(name, info);
       if (info.dtype == DType::u8 && name.ends_with(".weight_packed")) read_packed(name, info, "_packed");
@@ -209,6 +210,7 @@ class SmallFloats {
     if (found == Shape{blocks(n, block_rows_), blocks(k, block_cols_)}) return {{}, block_rows_, block_cols_, found[1]};
     const bool powers = dtype == DType::u8 || dtype == DType::f8_e8m0;
     if (found == Shape{n, blocks(k, 32)} && powers) return {{}, 1, 32, found[1]};  // MXFP8
+    if (found == Shape{blocks(n, 32), k} && powers) return {{}, 32, 1, k};         // of ModelOpt's stacks of experts
     refuse(*tensors_, scales,
            concat("one scale, ", n, ", or ", shape_text({blocks(n, block_rows_), blocks(k, block_cols_)}),
                   " for blocks of ", block_rows_, " × ", block_cols_));

@@ -57,11 +57,17 @@ class TurnedStacks {
   bool is_stack(const std::string& name, const io::TensorInfo& info) const {
     if (info.shape.size() != 3 || !source_->contains(scales_of(name))) return false;
     const io::TensorInfo& scales = source_->at(scales_of(name));
-    if (info.dtype == DType::f8_e4m3) return is_one_or_of_each(scales, info.shape[0]);
+    if (info.dtype == DType::f8_e4m3) return is_one_or_of_each(scales, info.shape[0]) || has_powers(info, scales);
     const std::string factor = scales_of(name) + "_2";
     const Shape wanted = {info.shape[0], info.shape[1] / 8, info.shape[2]};
     return info.dtype == DType::u8 && scales.dtype == DType::f8_e4m3 && scales.shape == wanted &&
            info.shape[1] % 8 == 0 && source_->contains(factor) && is_one_or_of_each(source_->at(factor), info.shape[0]);
+  }
+
+  /// A power of two for 32 outputs each.
+  static bool has_powers(const io::TensorInfo& codes, const io::TensorInfo& scales) {
+    const Shape wanted = {codes.shape[0], codes.shape[1], codes.shape[2] / 32};
+    return scales.dtype == DType::u8 && scales.shape == wanted && codes.shape[2] % 32 == 0;
   }
 
   void take(const std::string& name, const io::TensorInfo& info) {
@@ -69,12 +75,13 @@ class TurnedStacks {
     for (int64_t expert = 0; expert < info.shape[0]; ++expert) {
       const std::string module = concat(name, ".", expert);
       turn(name, module + ".weight", expert);
-      if (info.dtype == DType::u8) {
+      const bool pairs = info.dtype == DType::u8;
+      if (pairs || has_powers(info, source_->at(scales_of(name)))) {
         turn(scales_of(name), module + ".weight_scale", expert);
-        pick(scales_of(name) + "_2", module + ".weight_scale_2", expert);
       } else {
         pick(scales_of(name), module + ".weight_scale", expert);
       }
+      if (pairs) pick(scales_of(name) + "_2", module + ".weight_scale_2", expert);
       const std::string inputs = name + "_input_scale";
       if (source_->contains(inputs) && is_one_or_of_each(source_->at(inputs), info.shape[0]))
         pick(inputs, module + ".input_scale", expert);

@@ -80,11 +80,29 @@ TEST_F(TurnedStacks, FloatsOfFourBits) {
   }
 }
 
-/// Of scales that nobody lies over codes so, nothing is turned.
+TEST_F(TurnedStacks, PowersOfOutputs) {
+  constexpr int64_t experts = 2, k = 7, n = 64;
+  auto made = stating("MXFP8");
+  std::vector<uint8_t> codes(static_cast<size_t>(experts * k * n)), scales(codes.size() / 32);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 37 % 127);
+  for (size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<uint8_t>(120 + i % 16);
+  made.put(stack, DType::f8_e4m3, {experts, k, n}, codes);
+  made.put(stack + "_weight_scale", DType::u8, {experts, k, n / 32}, scales);
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    const auto found = values(made, concat(stack, ".", expert, ".weight"));
+    ASSERT_EQ(found.size(), static_cast<size_t>(k * n));
+    for (int64_t i = 0; i < n * k; ++i) {
+      const auto at = static_cast<size_t>((expert * k + i % k) * n + i / k);
+      EXPECT_EQ(found[static_cast<size_t>(i)], f32_from_e4m3(codes[at]) * f32_from_e8m0(scales[at / 32]));
+    }
+  }
+}
+
+/// Of scales that lie over codes in another way, nothing is turned.
 TEST_F(TurnedStacks, OthersStay) {
   auto made = stating("MXFP8");
   made.put(stack, DType::f8_e4m3, {2, 32, 64}, std::vector<uint8_t>(4096, 56));
-  made.put(stack + "_weight_scale", DType::u8, {2, 32, 2}, std::vector<uint8_t>(128, 127));
+  made.put(stack + "_weight_scale", DType::u8, {2, 16, 2}, std::vector<uint8_t>(64, 127));
   made.write(folder_ / "made");
   EXPECT_TRUE(turn_stacks(io::Checkpoint::open(folder_ / "made")).contains(stack));
 }

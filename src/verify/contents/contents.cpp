@@ -175,7 +175,14 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
         !linear.factor.empty() || (!linear.scales.empty() && tensors().at(linear.scales).dtype == DType::f8_e4m3);
     linear.kind = !bytes ? Kind::integer : nvfp4 ? Kind::nvfp4 : Kind::mxfp4;
     linear.n = shape[0], linear.k = shape[1] * (bytes ? 2 : 8);
-  } else if (info.dtype == DType::f8_e4m3 && ((name.ends_with(".weight") && shape.size() == 2) || shape.size() == 3)) {
+  } else if (info.dtype == DType::u8 && shape.size() == 3 && tensors().contains(name + "_weight_scale_2")) {
+    linear.path = name;  // ModelOpt's, whose scales do not lie over it: it was not turned (checkpoint/turned_stacks.h)
+    linear.kind = Kind::nvfp4;
+    linear.scales = has(name + "_weight_scale");
+    linear.factor = name + "_weight_scale_2";
+    linear.experts = shape[0], linear.n = shape[2], linear.k = shape[1] * 2;
+  } else if (info.dtype == DType::f8_e4m3 && !name.ends_with("_scale") &&
+             ((name.ends_with(".weight") && shape.size() == 2) || shape.size() == 3)) {
     linear.path = model::module_path(name);
     linear.kind = Kind::fp8;
     linear.scales = scales_beside(name);

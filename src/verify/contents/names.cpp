@@ -136,10 +136,11 @@ void shapes_of_scales(const StoredContents& contents, ContentsFindings& findings
     Shape wanted = linear.kind == Kind::fp8 ? Shape{blocks(linear.n, rows), blocks(linear.k, cols)}
                                             : Shape{linear.n, blocks(linear.k, group)};
     if (linear.experts > 0) wanted.insert(wanted.begin(), linear.experts);
-    const bool simple = linear.kind == Kind::fp8 &&
-                        (element_count(found) == 1 || found == Shape{linear.n} || found == Shape{linear.n, 1} ||
-                         (found == Shape{linear.n, blocks(linear.k, 32)} &&
-                          is_power(contents.tensors().at(linear.scales).dtype)));  // MXFP8
+    const bool powers =
+        is_power(contents.tensors().at(linear.scales).dtype) &&  // MXFP8, and that of ModelOpt's stacks
+        (found == Shape{linear.n, blocks(linear.k, 32)} || found == Shape{blocks(linear.n, 32), linear.k});
+    const bool simple = linear.kind == Kind::fp8 && (powers || element_count(found) == 1 || found == Shape{linear.n} ||
+                                                     found == Shape{linear.n, 1});
     if (found == wanted || simple) continue;
     Shape turned = wanted;
     std::swap(turned[turned.size() - 1], turned[turned.size() - 2]);

@@ -135,7 +135,8 @@ class Blocks {
     const int64_t row = block / across_ * block_rows_, col = block % across_ * block_cols_;
     const int64_t rows = std::min(block_rows_, linear_.n * std::max<int64_t>(1, linear_.experts) - row);
     const int64_t cols = std::min(block_cols_, linear_.k - col);
-    const int64_t stride = whole ? 1 : std::max<int64_t>(1, rows / 16);
+    constexpr int64_t narrow = 1024;  // of so few values all are looked at
+    const int64_t stride = whole || rows * cols <= narrow ? 1 : std::max<int64_t>(1, rows / 16);
     const auto* const bytes = reinterpret_cast<const uint8_t*>(codes_->bytes.data());
     const int64_t codes_in_byte = linear_.kind == Kind::fp8 ? 1 : 2;
     const auto& squares = linear_.kind == Kind::fp8 ? squares_of_e4m3() : squares_of_pairs();

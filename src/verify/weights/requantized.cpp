@@ -51,8 +51,15 @@ RequantizedTensors::Finding RequantizedTensors::look_at(const std::string& name)
   if (!fault.empty() && is_folded_bias(name)) return {};
   const std::string module(model::module_path(name));
   const auto place = model::find_linear(candidate_.config, module);
-  const bool folded = matrix && place && (!fault.empty() || reads_other_norm(*place));
-  return {.fault = folded ? fault_of(noise_of_folded(module), matrix) : std::move(fault)};
+  const bool other_norm = matrix && place && reads_other_norm(*place);
+  if (!matrix || !place || (fault.empty() && !other_norm)) return {.fault = std::move(fault)};
+  const bool plain = fault.empty();
+  fault = fault_of(noise_of_folded(module), matrix);
+  if (plain && !fault.empty()) {
+    return {.fault = concat("is the base's, but ", printable(place->group.norm->name),
+                            ".weight before it is not: it does not carry the factors that this one gave away")};
+  }
+  return {.fault = std::move(fault)};
 }
 
 std::vector<std::string> RequantizedTensors::faults_of_norms() const {
