@@ -11,6 +11,8 @@
 
 #include "checkpoint/digests.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/mlx_names.h"
+#include "checkpoint/turned_stacks.h"
 #include "core/buffer.h"
 #include "core/convert.h"
 #include "core/error.h"
@@ -58,13 +60,16 @@ struct DecodePlan {
   DType dtype = DType::bf16;  ///< of what is decoded
   /// Of stacks all of whose experts are linears by themselves now, where the architecture says how they stood: by tensor.
   std::map<std::string, StackPlace, std::less<>> stacks = {};
-  bool inputs_first = false;           ///< they did
-  std::string_view end_of_stack = {};  ///< behind their names
+  bool inputs_first = false;                       ///< they did
+  std::string_view end_of_stack = {};              ///< behind their names
+  std::set<std::string, std::less<>> turned = {};  ///< stacks that are stored inputs first (checkpoint/turned_stacks.h)
   std::vector<DecodedTensor> list = {};
 };
 
-bool is_decoded(const io::Checkpoint& raw, const io::Checkpoint& tensors, const std::string& name) {
-  return !raw.contains(name) || tensors.stored_dtype(name) != tensors.at(name).dtype;
+/// What stands in the files under another name alone is as it was.
+bool is_decoded(const DecodePlan& plan, const io::Checkpoint& raw, const std::string& name) {
+  const bool packed = plan.source.quantization.find(model::module_path(name)) != nullptr && !raw.contains(name);
+  return packed || plan.tensors.stored_dtype(name) != plan.tensors.at(name).dtype;
 }
 
 /// Whether codes of one byte each stand there as experts with outputs first.
@@ -89,7 +94,8 @@ std::optional<StackPlace> stack_of(const DecodePlan& plan, const io::Checkpoint&
   const auto [stack, position] = numbered(model::module_path(name));
   if (position < 0) return std::nullopt;
   StackPlace place{std::string(stack), position};
-  const bool stands = holds_stack(raw, place.stack) || raw.contains(place.stack + std::string(codes_of_stack));
+  const bool stands = holds_stack(raw, place.stack) || plan.turned.contains(place.stack) ||
+                      raw.contains(place.stack + std::string(codes_of_stack));
   return stands ? std::optional(std::move(place)) : std::nullopt;
 }
 
@@ -121,7 +127,7 @@ void list_decoded(DecodePlan& plan, const io::Checkpoint& raw) {
   std::map<std::string, DecodedTensor> decoded;                 // by path
   std::map<std::string, std::string, std::less<>> stack_paths;  // by the path of a part
   for (const auto& [name, info] : plan.tensors.tensors()) {
-    if (!is_decoded(raw, plan.tensors, name)) continue;
+    if (!is_decoded(plan, raw, name)) continue;
     const auto place = stack_of(plan, raw, name);
     const bool known = plan.stacks.contains(name);
     const std::string module(model::module_path(name)), path = place ? place->stack : module;
@@ -143,8 +149,8 @@ void list_decoded(DecodePlan& plan, const io::Checkpoint& raw) {
     return decoded.find(part != stack_paths.end() ? part->second : path);
   };
   for (const auto& [name, info] : raw.tensors()) {
-    if (plan.tensors.contains(name) && !is_decoded(raw, plan.tensors, name)) continue;
-    std::string owner = owner_of(name);
+    if (plan.tensors.contains(name) && !is_decoded(plan, raw, name)) continue;
+    std::string owner = owner_of(checkpoint::name_behind_mlx(plan.source.config, name));
     // A plane of w4q has the number of its pass, too, and that of its expert.
     for (int i = 0; i < 2 && owning(owner) == decoded.end(); ++i) owner = owner_of(owner);
     if (const auto found = owning(owner); found != decoded.end()) {
@@ -179,7 +185,7 @@ void find_stacks(DecodePlan& plan, const io::Checkpoint& raw) {
   plan.end_of_stack = config.architecture->end_of_stack;
   std::map<std::string, std::map<std::string, StackPlace>> stacks;
   for (const auto& [name, info] : plan.tensors.tensors()) {
-    if (!is_decoded(raw, plan.tensors, name)) continue;
+    if (!is_decoded(plan, raw, name)) continue;
     auto place = place_in_stack(model::module_path(name), config.mixture);
     if (place) stacks[place->stack].emplace(name, std::move(*place));
   }
@@ -191,7 +197,7 @@ void find_stacks(DecodePlan& plan, const io::Checkpoint& raw) {
 
 void list_carried(DecodePlan& plan, const io::Checkpoint& raw) {
   for (const auto& [name, info] : plan.tensors.tensors()) {
-    if (is_decoded(raw, plan.tensors, name)) continue;
+    if (is_decoded(plan, raw, name)) continue;
     plan.list.push_back({name,
                          {},
                          info.shape,
@@ -210,9 +216,12 @@ DecodePlan make_plan(const DecodeRequest& request) {
   }
   checkpoint::Folder source = checkpoint::open_folder(request.input);
   model::fit_to_config(source);
-  const io::Checkpoint raw = io::Checkpoint::open(request.input);
+  const io::Checkpoint files = io::Checkpoint::open(request.input), raw = checkpoint::turn_stacks(files);
   const auto stated = checkpoint::stated_dtype(source.config);
   DecodePlan plan{source, model::decoded(source).tensors, DType::f32};
+  for (const auto& [name, info] : files.tensors()) {
+    if (!raw.contains(name)) plan.turned.insert(name);
+  }
   find_stacks(plan, raw);
   if (request.to == half_name) plan.dtype = stated == DType::f16 ? DType::f16 : DType::bf16;
   list_decoded(plan, raw);
@@ -280,10 +289,11 @@ Buffer transposed(const io::RowReader& matrix, int64_t n, int64_t k) {
   return result;
 }
 
-/// The rows to write of a part.
+/// The rows to write of a part, of a norm one.
 RowSource rows_of(const io::Checkpoint& tensors, const std::string& part, bool turned_over) {
   const Shape& shape = tensors.at(part).shape;
-  if (!turned_over) return {shape[0], shape[1], tensors.rows(part), {}};
+  const int64_t k = std::max<int64_t>(shape.back(), 1);
+  if (!turned_over) return {element_count(shape) / k, k, tensors.rows(part), {}};
   const auto turned = std::make_shared<const Buffer>(transposed(tensors.rows(part), shape[0], shape[1]));
   const auto read = [turned](int64_t row, std::span<float> values) {
     std::ranges::copy(turned->as<float>().subspan(static_cast<size_t>(row) * values.size(), values.size()),
