@@ -129,6 +129,11 @@ void check_parameter(const io::TensorInfo& info, const model::Parameter& paramet
 }
 
 void check_name(const model::Parameter& parameter, const model::ModelConfig& config) {
+  if (parameter.gguf.ends_with("_exps.bias") && parameter.shape.size() == 1) {
+    throw Error(ErrorCode::unsupported,
+                concat(printable(parameter.name), ": a bias of one expert, where GGUF has those of all in one tensor"))
+        .hint("start from the 16-bit checkpoint, which has them so");
+  }
   if (!parameter.gguf.empty()) return;
   throw Error(ErrorCode::unsupported,
               concat(parameter.name, ": GGUF's architecture ", config.architecture->gguf, " has no such tensor"));
