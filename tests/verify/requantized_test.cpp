@@ -14,9 +14,11 @@ namespace {
 
 using test::MadeCheckpoint;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
 
 const std::string first_layer = "model.layers.0.";
 const std::string folded_norm_name = first_layer + "input_layernorm.weight";
@@ -26,7 +28,8 @@ class Requantized : public ::testing::Test {
  protected:
   using Change = std::function<void(const std::string& name, std::span<float> values, int64_t width)>;
 
-  std::vector<std::string> faults(const Change& change) {
+  /// `lost`: a tensor that is not written.
+  std::vector<std::string> faults(const Change& change, const std::string& lost = {}) {
     auto made = MadeCheckpoint::of(test::bundled_model());
     made.config["quantization_config"] = {{"quant_method", "modelopt"}, {"quant_algo", "FP8"}};
     const auto names = made.names_with("");
@@ -42,6 +45,7 @@ class Requantized : public ::testing::Test {
         round_to_e4m3(made, name, tensor.shape, values);
       }
     }
+    made.tensors.erase(lost);
     made.write(folder_ / "made");
     const auto base = model::open_model(test::bundled_model());
     return check_structure(model::open_model(folder_ / "made"), &base).faults;
@@ -97,6 +101,18 @@ TEST_F(Requantized, ANormThatNobodyFoldsIsNamed) {
                 if (name == folded_norm_name) values[5] = -values[5];
               }),
               Contains(HasSubstr("no positive factor in channel 5")));
+}
+
+/// Where something is missing nothing is undone: what is there is held against the base as it stands.
+TEST_F(Requantized, WhatIsMissingIsNamedAndNothingElse) {
+  const auto nothing = [](const std::string&, std::span<float>, int64_t) {};
+  EXPECT_THAT(faults(nothing, folded_norm_name), ElementsAre(folded_norm_name + " is missing"));
+  const std::string reader = first_layer + "mlp.down_proj.weight", up = first_layer + "mlp.up_proj.weight";
+  const auto other_rows = [&](const std::string& name, std::span<float> values, int64_t width) {
+    if (name == up) std::ranges::rotate(values, values.begin() + width);
+  };
+  EXPECT_THAT(faults(other_rows, reader),
+              UnorderedElementsAre(HasSubstr(reader + " is missing"), StartsWith(reader + "_scale"), StartsWith(up)));
 }
 
 TEST_F(Requantized, OneReaderOfOthersScalesIsNamed) {

@@ -6,7 +6,6 @@
 
 #include "core/convert.h"
 #include "core/interrupt.h"
-#include "model/layer_plan.h"
 
 namespace w4q::verify {
 namespace {
@@ -75,19 +74,16 @@ bool hold_same_values(const TensorView& ours, const TensorView& theirs, float of
   return false;
 }
 
-float norm_offset(const model::ModelConfig& config, const std::string& name) {
-  if (config.architecture == nullptr) return 0;
-  for (const auto& norm : model::all_norms(config)) {
-    if (name == norm.name + ".weight") return norm.offset;
-  }
-  return 0;
-}
-
-bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base, const std::string& name) {
+bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base, const std::string& name,
+                       float offset) {
   if (!candidate.folder.tensors.contains(name) || !base.folder.tensors.contains(name)) return false;
   const auto ours = candidate.folder.tensors.load(name), theirs = base.folder.tensors.load(name);
-  return ours->shape == theirs->shape &&
-         hold_same_values(ours.view(), theirs.view(), norm_offset(candidate.config, name));
+  return ours->shape == theirs->shape && hold_same_values(ours.view(), theirs.view(), offset);
+}
+
+bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base,
+                       const model::PlannedNorm& norm) {
+  return holds_base_values(candidate, base, norm.name + ".weight", norm.offset);
 }
 
 }  // namespace w4q::verify

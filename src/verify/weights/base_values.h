@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/views.h"
+#include "model/layer_plan.h"
 #include "model/opened.h"
 
 namespace w4q::verify {
@@ -21,10 +22,11 @@ int64_t first_difference(const TensorView& ours, const TensorView& theirs);
 /// more; of a norm that is stored less `offset`, also as a program leaves them that computes with the sum. Equal shapes.
 bool hold_same_values(const TensorView& ours, const TensorView& theirs, float offset);
 
-/// What a model adds to the stored values of a norm; 0 for all other tensors, and where the architecture is not known.
-float norm_offset(const model::ModelConfig& config, const std::string& name);
-
 /// hold_same_values() of a tensor by its name. False where one of the two lacks it, or its shape is another.
-bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base, const std::string& name);
+bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base, const std::string& name,
+                       float offset = 0);
+/// The same of a norm's weight.
+bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base,
+                       const model::PlannedNorm& norm);
 
 }  // namespace w4q::verify

@@ -78,7 +78,7 @@ class CarriedNorms {
     const std::string name = group.norm->name + ".weight";
     const auto &ours = candidate_.folder.tensors, &theirs = base_.folder.tensors;
     if (candidate_.folder.tuned.contains(name) || !ours.contains(name) || !theirs.contains(name)) return;
-    if (holds_base_values(candidate_, base_, name)) return;
+    if (holds_base_values(candidate_, base_, *group.norm)) return;
     const auto is = ours.load(name), was = theirs.load(name);
     if (is->shape != was->shape) return;
     const auto given = norm_factors(is.view(), was.view(), group.norm->offset);

@@ -113,7 +113,7 @@ class KeptCheck {
       return fault(name, concat("has shape ", shape_text(ours->shape), ", in the base ", shape_text(theirs->shape)));
     }
     const int64_t at = first_difference(ours.view(), theirs.view());
-    if (at < 0 || hold_same_values(ours.view(), theirs.view(), norm_offset(candidate_.config, name)))
+    if (at < 0 || hold_same_values(ours.view(), theirs.view(), offset_of(name)))
       return look_at_same(parameter, ours.view(), theirs.view());
     const std::string difference =
         concat("is not the base's: ", place_text(at, ours->shape), " is ", values_of(ours.view(), at, at + 1).front(),
@@ -121,6 +121,15 @@ class KeptCheck {
     const std::string problem = may_be_folded(parameter, ours.view(), theirs.view());
     if (!problem.empty()) return fault(name, problem == "no" ? difference : concat(difference, "; ", problem));
     ++rescaled_;
+  }
+
+  /// What is added to a norm's stored values.
+  float offset_of(const std::string& name) const {
+    if (candidate_.config.architecture == nullptr) return 0;
+    for (const auto& norm : model::all_norms(candidate_.config)) {
+      if (name == norm.name + ".weight") return norm.offset;
+    }
+    return 0;
   }
 
   /// Scales of activations, which no 16-bit base has.
@@ -137,7 +146,7 @@ class KeptCheck {
     if (!parameter.linear || candidate_.config.architecture == nullptr) return;
     const auto place = model::find_linear(candidate_.config, model::module_path(parameter.name));
     if (!place || !place->group.norm || candidate_.folder.tuned.contains(place->group.norm->name + ".weight")) return;
-    if (holds_base_values(candidate_, base_, place->group.norm->name + ".weight")) return;
+    if (holds_base_values(candidate_, base_, *place->group.norm)) return;
     const std::string problem = folded_weight(place->linear.name, ours, theirs);
     if (!problem.empty())
       fault(parameter.name,

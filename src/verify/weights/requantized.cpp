@@ -28,42 +28,66 @@ std::vector<float> all_values(const checkpoint::Folder& folder, const std::strin
 
 RequantizedTensors::RequantizedTensors(const model::OpenedModel& candidate, const model::OpenedModel& base)
     : candidate_(candidate), base_(base), weights_(candidate, base) {
-  if (candidate.config.architecture == nullptr) return;
+  if (!may_be_folded()) return;
+  for (const auto& norm : model::all_norms(candidate.config)) offsets_[norm.name + ".weight"] = norm.offset;
   for (int64_t layer = 0; layer < candidate.config.layers; ++layer) {
-    for (const auto& group : model::input_groups(candidate.config, layer)) {
-      if (group.norm) read_norms_.insert(group.norm->name + ".weight");
-    }
+    for (const auto& group : model::input_groups(candidate.config, layer)) look_around(layer, group);
+  }
+}
+
+void RequantizedTensors::look_around(int64_t layer, const model::InputGroup& group) {
+  for (const auto& linear : group.linears) {
+    if (!both_hold(linear.name + ".weight")) broken_.insert(layer);
+  }
+  if (!group.norm) return;
+  const std::string norm = group.norm->name + ".weight";
+  if (!both_hold(norm)) {
+    broken_.insert(layer);
+  } else if (!holds_base_values(candidate_, base_, *group.norm)) {
+    other_norms_.insert(norm);
   }
 }
 
 RequantizedTensors::Finding RequantizedTensors::look_at(const std::string& name) {
   const auto ours = candidate_.folder.tensors.load(name), theirs = base_.folder.tensors.load(name);
-  const float offset = norm_offset(candidate_.config, name);
+  const auto known = offsets_.find(name);
+  const float offset = known != offsets_.end() ? known->second : 0;
   if (hold_same_values(ours.view(), theirs.view(), offset)) return {.same = true};
-  const bool may_be_folded = candidate_.folder.small_floats && candidate_.config.architecture != nullptr;
-  if (may_be_folded && read_norms_.contains(name)) {
+  if (other_norms_.contains(name)) {
     const auto problem = factors_fault(ours.view(), theirs.view(), offset);
     return {.fault = problem.empty() ? problem : concat("is not the base's: ", problem)};
   }
   const bool matrix = ours->shape.size() == 2;
   std::string fault = fault_of(noise_of(ours.view(), theirs.view()), matrix);
-  if (!may_be_folded) return {.fault = std::move(fault)};
-  if (!fault.empty() && is_folded_bias(name)) return {};
+  if (!may_be_folded()) return {.fault = std::move(fault)};
+  return {.fault = matrix ? fault_behind_folds(name, std::move(fault)) : fault_of_bias(name, std::move(fault))};
+}
+
+std::string RequantizedTensors::fault_behind_folds(const std::string& name, std::string fault) {
   const std::string module(model::module_path(name));
   const auto place = model::find_linear(candidate_.config, module);
-  const bool other_norm = matrix && place && reads_other_norm(*place);
-  if (!matrix || !place || (fault.empty() && !other_norm)) return {.fault = std::move(fault)};
-  const bool plain = fault.empty();
-  fault = fault_of(noise_of_folded(module), matrix);
-  if (plain && !fault.empty()) {
-    return {.fault = concat("is the base's, but ", printable(place->group.norm->name),
-                            ".weight before it is not: it does not carry the factors that this one gave away")};
-  }
-  return {.fault = std::move(fault)};
+  if (!place || broken_.contains(place->layer)) return fault;
+  const bool other_norm = place->group.norm && other_norms_.contains(place->group.norm->name + ".weight");
+  if (fault.empty() && !other_norm) return fault;
+  std::string behind = fault_of(noise_of_folded(module), true);
+  if (!fault.empty() || behind.empty()) return behind;
+  return concat("is the base's, but ", printable(place->group.norm->name),
+                ".weight before it is not: it does not carry the factors that this one gave away");
 }
 
 std::vector<std::string> RequantizedTensors::faults_of_norms() const {
-  return candidate_.folder.small_floats ? norms_not_carried(candidate_, base_) : std::vector<std::string>{};
+  return other_norms_.empty() || !broken_.empty() ? std::vector<std::string>{} : norms_not_carried(candidate_, base_);
+}
+
+bool RequantizedTensors::may_be_folded() const noexcept {
+  return candidate_.folder.small_floats && candidate_.config.architecture != nullptr;
+}
+
+bool RequantizedTensors::both_hold(const std::string& name) const {
+  const auto &ours = candidate_.folder.tensors, &theirs = base_.folder.tensors;
+  if (!ours.contains(name) || !theirs.contains(name)) return false;
+  const io::TensorInfo &is = ours.at(name), &was = theirs.at(name);
+  return is.shape == was.shape && is_weight_dtype(is.dtype) && is_weight_dtype(was.dtype);
 }
 
 void RequantizedTensors::Noise::add_row(int64_t row, double row_signal, double row_noise) noexcept {
@@ -109,24 +133,21 @@ std::string RequantizedTensors::fault_of(const Noise& noise, bool matrix) const 
                 " % expected");
 }
 
-bool RequantizedTensors::is_folded_bias(const std::string& name) {
+std::string RequantizedTensors::fault_of_bias(const std::string& name, std::string fault) {
   constexpr std::string_view end = ".bias";
-  if (!name.ends_with(end)) return false;
+  if (fault.empty() || !name.ends_with(end)) return fault;
   const std::string module = name.substr(0, name.size() - end.size());
-  if (!model::find_linear(candidate_.config, module) || !gives_rows(candidate_.config, module)) return false;
+  const auto place = model::find_linear(candidate_.config, module);
+  if (!place || broken_.contains(place->layer) || !gives_rows(candidate_.config, module)) return fault;
   const auto rows = weights_.units(module).rows;
   const auto ours = all_values(candidate_.folder, name), theirs = all_values(base_.folder, name);
-  if (rows.size() != ours.size()) return false;
+  if (rows.size() != ours.size()) return fault;
   double noise = 0, signal = 0;
   for (size_t row = 0; row < rows.size(); ++row) {
     const double wanted = double{theirs[row]} * double{rows[row]};
     noise += std::pow(double{ours[row]} - wanted, 2), signal += wanted * wanted;
   }
-  return noise <= most_of_floats * signal;
-}
-
-bool RequantizedTensors::reads_other_norm(const model::LinearPlace& place) const {
-  return place.group.norm && !holds_base_values(candidate_, base_, place.group.norm->name + ".weight");
+  return noise <= most_of_floats * signal ? std::string() : fault;
 }
 
 }  // namespace w4q::verify

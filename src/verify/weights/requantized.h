@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -37,19 +38,26 @@ class RequantizedTensors {
     void add_row(int64_t row, double row_signal, double row_noise) noexcept;
   };
 
+  /// Programs fold scales into weights that they round, and of an architecture that is known it can be undone.
+  bool may_be_folded() const noexcept;
+  /// Whether both hold a tensor in types of weights and in one shape.
+  bool both_hold(const std::string& name) const;
+  void look_around(int64_t layer, const model::InputGroup& group);
   static Noise noise_of(const TensorView& ours, const TensorView& theirs);
   /// Behind the scales that were folded into it.
   Noise noise_of_folded(const std::string& module);
   std::string fault_of(const Noise& noise, bool matrix) const;
-  /// Whether biases are the base's with the factors of the rows that they are added to.
-  bool is_folded_bias(const std::string& name);
-  /// Whether the norm before a linear is another one than the base's.
-  bool reads_other_norm(const model::LinearPlace& place) const;
+  /// Of a matrix, of which `fault` is said as it is stored, with what was folded into it undone.
+  std::string fault_behind_folds(const std::string& name, std::string fault);
+  /// Likewise of biases, which have the factors of the rows that they are added to.
+  std::string fault_of_bias(const std::string& name, std::string fault);
 
   const model::OpenedModel& candidate_;
   const model::OpenedModel& base_;
   RescaledWeights weights_;
-  std::set<std::string> read_norms_;  ///< those that linears read, by parameter
+  std::map<std::string, float> offsets_;  ///< of norms, by parameter
+  std::set<std::string> other_norms_;     ///< that linears read and that are not the base's
+  std::set<int64_t> broken_;  ///< layers in which something is missing or misshaped: nothing is undone there
 };
 
 }  // namespace w4q::verify

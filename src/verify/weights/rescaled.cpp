@@ -142,16 +142,16 @@ bool RescaledWeights::says_so() const {
   return candidate_.folder.quantization.dialect == nullptr && !candidate_.folder.small_floats;
 }
 
-bool RescaledWeights::is_rescaled_norm(const std::string& parameter) const {
-  if (says_so()) return candidate_.folder.quantization.rescaled.contains(parameter);
-  return !holds_base_values(candidate_, base_, parameter);
+bool RescaledWeights::is_rescaled_norm(const model::PlannedNorm& norm) const {
+  if (says_so()) return candidate_.folder.quantization.rescaled.contains(norm.name + ".weight");
+  return !holds_base_values(candidate_, base_, norm);
 }
 
 bool RescaledWeights::is_rescaled(const std::string& module) {
   if (says_so()) return candidate_.folder.quantization.rescaled.contains(module + ".weight");
   const auto place = model::find_linear(candidate_.config, module);
   if (!place) return false;
-  if (place->group.norm && is_rescaled_norm(place->group.norm->name + ".weight")) return true;
+  if (place->group.norm && is_rescaled_norm(*place->group.norm)) return true;
   return folds(module) || (!place->group.producer.empty() && folds(place->group.producer));
 }
 
@@ -204,7 +204,7 @@ const ChannelScales& RescaledWeights::norm_scales(const model::InputGroup& group
   const std::string name = group.norm->name + ".weight";
   if (const auto known = norms_.find(name); known != norms_.end()) return known->second;
   ChannelScales& scales = norms_[name] = {std::vector<float>(static_cast<size_t>(size), 1.0f)};
-  if (!is_rescaled_norm(name)) return scales;
+  if (!is_rescaled_norm(*group.norm)) return scales;
   if (candidate_.folder.tuned.contains(name)) {
     const std::string first = group.names().front();
     scales.factors = measure_columns(stored_weight(base_.folder, first), stored_weight(candidate_.folder, first));

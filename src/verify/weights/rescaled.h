@@ -57,7 +57,7 @@ class RescaledWeights {
  private:
   /// Whether config.json names what is rescaled: other programs do not, and what they folded is found out.
   bool says_so() const;
-  bool is_rescaled_norm(const std::string& parameter) const;
+  bool is_rescaled_norm(const model::PlannedNorm& norm) const;
   bool is_rescaled(const std::string& module);
   /// Whether rows of a linear gave scales to those that read them.
   bool folds(const std::string& producer);
