@@ -26,7 +26,7 @@ bool is_asked(const CheckOptions& options, const CheckRow& row) { return options
 bool is_due(const CheckRow& row, CheckContext& context) {
   if (!row.option.empty() && !is_asked(context.options(), row)) return false;
   const Needs& needs = row.needs;
-  return (!needs.base || context.options().has_base()) && (!needs.text || context.options().has_text()) &&
+  return (!needs.base || context.holds_base()) && (!needs.text || context.options().has_text()) &&
          (!needs.foreign || context.foreign()) &&
          (!needs.packed || !context.candidate().folder.quantization.linears.empty());
 }

@@ -438,7 +438,6 @@ CheckRow weights_check() {
           .limits = limits,
           .needs = {.base = true, .packed = true},
           .run = [](CheckContext& context, Findings& findings) {
-            if (!context.holds_base()) return;
             const auto report = compare_with_base(context.candidate(), context.base());
             if (!report.not_in_base.empty()) findings.note(not_in_base_text(report));
             findings.add("weights", to_text(report, context.options().detail), to_json(report));
