@@ -55,7 +55,7 @@ class TurnedStacks {
   static std::string scales_of(const std::string& name) { return name + "_weight_scale"; }
 
   bool is_stack(const std::string& name, const io::TensorInfo& info) const {
-    if (info.shape.size() != 3 || !source_->contains(scales_of(name))) return false;
+    if (info.shape.size() != 3 || info.shape[0] == 0 || !source_->contains(scales_of(name))) return false;
     const io::TensorInfo& scales = source_->at(scales_of(name));
     if (info.dtype == DType::f8_e4m3) return is_one_or_of_each(scales, info.shape[0]) || has_powers(info, scales);
     const std::string factor = scales_of(name) + "_2";

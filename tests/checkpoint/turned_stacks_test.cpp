@@ -105,6 +105,11 @@ TEST_F(TurnedStacks, OthersStay) {
   made.put(stack + "_weight_scale", DType::u8, {2, 16, 2}, std::vector<uint8_t>(64, 127));
   made.write(folder_ / "made");
   EXPECT_TRUE(turn_stacks(io::Checkpoint::open(folder_ / "made")).contains(stack));
+  // Without an expert it would be lost without a word.
+  made.put(stack, DType::f8_e4m3, {0, 32, 64}, std::vector<uint8_t>{});
+  made.put(stack + "_weight_scale", DType::f32, {}, std::vector<float>{1});
+  made.write(folder_ / "made");
+  EXPECT_TRUE(turn_stacks(io::Checkpoint::open(folder_ / "made")).contains(stack));
 }
 
 }  // namespace
