@@ -20,6 +20,31 @@ __device__ __forceinline__ MailboxWord peek(const MailboxWord* from) {
   return word;
 }
 
+/// Four sums in 16 bytes, each a mark by itself: the complement of its bits, zero while empty. No sum has all bits set:
+/// the not-a-number of additions lacks the sign.
+__device__ __forceinline__ void send(uint4* to, const float (&sums)[4]) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(~__float_as_uint(sums[0])),
+               "r"(~__float_as_uint(sums[1])), "r"(~__float_as_uint(sums[2])), "r"(~__float_as_uint(sums[3]))
+               : "memory");
+}
+__device__ __forceinline__ uint4 peek(const uint4* from) {
+  uint4 words;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(from)
+               : "memory");
+  return words;
+}
+__device__ __forceinline__ bool are_there(const uint4& words) {
+  return words.x != 0 && words.y != 0 && words.z != 0 && words.w != 0;
+}
+__device__ __forceinline__ void add_sums(const uint4& words, float (&to)[4]) {
+  to[0] += __uint_as_float(~words.x);
+  to[1] += __uint_as_float(~words.y);
+  to[2] += __uint_as_float(~words.z);
+  to[3] += __uint_as_float(~words.w);
+}
+
 /// Adds `count` words, `stride` apart, to `sums`, as soon as they are there. All are asked for at once, again and again:
 /// one trip to the L2 cache after the last has arrived. The sender must be a block of a lower index: it is
 /// running or done.

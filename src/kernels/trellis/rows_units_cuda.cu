@@ -140,12 +140,8 @@ __device__ __forceinline__ void leave_sums(const LevelSums<rows / 8>& sums, char
   }
 }
 
-/// Who left sums of a strip: warps [first, last), and `last` at `last_sums`.
-struct StripMembers {
-  int first, last;
-  const char* last_sums;
-};
-
+/// Brings sums together and stores them, rows of a strip side by side: a warp has some of them, a lane four outputs of
+/// each.
 template <int bits, int rows>
 struct RowsEnd {
   using Shape = UnitShape<rows>;
@@ -155,76 +151,144 @@ struct RowsEnd {
   const int begin, end;    ///< units of the block
   const char* const sums;  ///< of the strips that warps ended in
   const char* const left;  ///< of a strip that a warp went on from
+  const int warp;
 
-  /// Brings the sums together, rows of every strip in turn: a warp has one of each group of eight, a lane four outputs of
-  /// each, 32 apart, so that all of its words from other blocks take one trip.
+  /// By all warps, which meet when they have asked for what the first strip takes beside sums.
   __device__ __forceinline__ void run() const {
-    const int first_rows = min(args.m, 8);
-    int row = frame::warp_index();
+    int strip = plan.final_group;
+    Strip of = prepared(strip);
+    __syncthreads();
 #pragma unroll 1
-    for (int strip = plan.final_group; strip >= plan.first_group; --strip) {
-      const StripMembers from = members(strip);
-#pragma unroll 1
-      for (; row < first_rows; row += Shape::warps) finish(strip, row, from);
-      row -= first_rows;
+    while (true) {
+      finish(strip, of);
+      if (--strip < plan.first_group) break;
+      of = prepared(strip);
     }
   }
 
  private:
-  static constexpr int outputs = static_cast<int>(Map::tile_rows), of_row = outputs / 32, mine = Shape::groups * of_row;
+  static constexpr int mine = (rows + Shape::warps - 1) / Shape::warps;  ///< rows of a warp
+  struct Strip {
+    int first, last;        ///< warps that left sums of it, but for the last
+    const char* last_sums;  ///< of the last
+    uint32_t scales[4];
+    float bias[4];
+  };
 
-  __device__ __forceinline__ StripMembers members(int strip) const {
-    const int first = max(strip * args.units, begin) - begin, past = min((strip + 1) * args.units, end) - begin;
-    const int last = runs.holder(past - 1);
-    const bool goes_on = runs.begin(last + 1) > past;
-    return {runs.holder(first), last,
-            goes_on ? left + (strip - plan.first_group) * Shape::sum_bytes : sums + last * Shape::sum_bytes};
+  __device__ __forceinline__ int row(int i) const { return warp + i * Shape::warps; }
+  __device__ __forceinline__ static int output(int strip) {
+    return strip * static_cast<int>(Map::tile_rows) + 4 * (static_cast<int>(threadIdx.x) % 32);
   }
-  /// Row `row` of every group. Sums of rows beyond m exist, and are not stored.
-  __device__ __forceinline__ void finish(int strip, int row, const StripMembers& from) const {
-    asm volatile("" : "+r"(row), "+r"(strip));  // there are no registers for addresses that are made before the loops
-    const int lane = static_cast<int>(threadIdx.x) % 32, output = strip * outputs + lane;
-    uint32_t scales[of_row];  // on their way while sums are added up
+  __device__ __forceinline__ bool sends(int strip) const { return strip == plan.final_group && plan.shares_final; }
+
+  __device__ __forceinline__ Strip prepared(int strip) const {
+    Strip of{};
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first = max(strip * args.units, begin) - begin, past = min((strip + 1) * args.units, end) - begin;
+    const unsigned members =
+        __ballot_sync(0xFFFFFFFFu, lane < Shape::warps && runs.begin(lane) < past && runs.begin(lane + 1) > first);
+    of.first = __ffs(static_cast<int>(members)) - 1;
+    of.last = 31 - __clz(static_cast<int>(members));
+    const bool goes_on = runs.begin(of.last + 1) > past;
+    of.last_sums = goes_on ? left + (strip - plan.first_group) * Shape::sum_bytes : sums + of.last * Shape::sum_bytes;
+    if (sends(strip)) return of;
 #pragma unroll
-    for (int i = 0; i < of_row; ++i) {
-      scales[i] = frame::output_scale_bits(args, min(output + 32 * i, static_cast<int>(args.n) - 1));
+    for (int j = 0; j < 4; ++j) {
+      const int at = min(output(strip) + j, static_cast<int>(args.n) - 1);
+      of.scales[j] = frame::output_scale_bits(args, at);
+      if (args.bias != nullptr) of.bias[j] = __ldg(args.bias + at);
     }
-    float total[mine] = {};
+    return of;
+  }
+
+  __device__ __forceinline__ void finish(int strip, const Strip& of) const {
+    const int quad = 4 * (static_cast<int>(threadIdx.x) % 32);
+    float total[mine][4] = {};
     const auto add = [&](const char* of_warp) {
 #pragma unroll
       for (int i = 0; i < mine; ++i) {
-        const int at = Shape::sum_at(row, lane) + 8 * (i / of_row) * outputs + 32 * (i % of_row);
-        total[i] += reinterpret_cast<const float*>(of_warp)[at];
+        if (row(i) >= rows) continue;
+        const float4 sum = *reinterpret_cast<const float4*>(of_warp + 4 * Shape::sum_at(row(i), quad));
+        total[i][0] += sum.x, total[i][1] += sum.y, total[i][2] += sum.z, total[i][3] += sum.w;
       }
     };
 #pragma unroll 4
-    for (int warp = from.first; warp < from.last; ++warp) add(sums + warp * Shape::sum_bytes);
-    add(from.last_sums);
-    const auto mailbox = [&](int block) {
-      return args.mailboxes + static_cast<int64_t>(block) * Shape::values + row * mine * 32 + lane;
-    };
-    if (strip == plan.final_group && plan.shares_final) {
+    for (int member = of.first; member < of.last; ++member) add(sums + member * Shape::sum_bytes);
+    add(of.last_sums);
+    if (sends(strip)) {
 #pragma unroll
-      for (int i = 0; i < mine; ++i) frame::send(mailbox(static_cast<int>(blockIdx.x)) + 32 * i, total[i]);
+      for (int i = 0; i < mine; ++i) {
+        if (row(i) < args.m) frame::send(mailbox(static_cast<int>(blockIdx.x), i), total[i]);
+      }
       return;
     }
     if (strip == plan.first_group) {
-      const int senders = static_cast<int>(blockIdx.x) - plan.first_sharer;
-      float others[mine] = {};
-      frame::receive_each(mailbox(plan.first_sharer), Shape::values, senders, 32, others);
-#pragma unroll
-      for (int i = 0; i < mine; ++i) total[i] += others[i];
+#pragma unroll 1
+      for (int block = plan.first_sharer; block < static_cast<int>(blockIdx.x); block += at_once) receive(block, total);
     }
 #pragma unroll
     for (int i = 0; i < mine; ++i) {
-      const int to = output + 32 * (i % of_row), of = row + 8 * (i / of_row);
-      if (to < args.n && of < args.m) store(to, of, total[i], scales[i % of_row]);
+      if (row(i) < args.m) store(output(strip), row(i), total[i], of);
     }
   }
-  __device__ __forceinline__ void store(int output, int row, float sum, uint32_t scale) const {
-    float value = sum * args.result_factor * frame::scale_of(args, scale);
-    if (args.bias != nullptr) value += __ldg(args.bias + output);
-    store_value<device::HalfType>(args.y, args.residual, args.fp32, row * args.ldy + output, value);
+
+  static constexpr int at_once = 4;  ///< blocks that are asked together
+  __device__ __forceinline__ uint4* mailbox(int block, int i) const {
+    auto* const of_block = args.mailboxes + static_cast<int64_t>(block) * Shape::values;
+    return reinterpret_cast<uint4*>(of_block) + row(i) * 32 + threadIdx.x % 32;
+  }
+  /// Adds the sums of up to four blocks from `block` on, in their order.
+  __device__ __forceinline__ void receive(int block, float (&total)[mine][4]) const {
+    const auto comes = [&](int sender, int i) {
+      return block + sender < static_cast<int>(blockIdx.x) && row(i) < args.m;
+    };
+    uint4 words[at_once][mine];
+    bool complete = false;
+    while (!complete) {
+#pragma unroll
+      for (int sender = 0; sender < at_once; ++sender) {
+#pragma unroll
+        for (int i = 0; i < mine; ++i) {
+          words[sender][i] = comes(sender, i) ? frame::peek(mailbox(block + sender, i)) : make_uint4(1, 1, 1, 1);
+        }
+      }
+      complete = true;
+#pragma unroll
+      for (int sender = 0; sender < at_once; ++sender) {
+#pragma unroll
+        for (int i = 0; i < mine; ++i) complete &= frame::are_there(words[sender][i]);
+      }
+    }
+#pragma unroll
+    for (int sender = 0; sender < at_once; ++sender) {
+#pragma unroll
+      for (int i = 0; i < mine; ++i) {
+        if (!comes(sender, i)) continue;
+        frame::add_sums(words[sender][i], total[i]);
+        *mailbox(block + sender, i) = make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(int output, int row, const float (&sums)[4], const Strip& of) const {
+    const int64_t at = row * args.ldy + output;
+    float values[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      values[j] = sums[j] * args.result_factor * frame::scale_of(args, of.scales[j]) + of.bias[j];
+    }
+    if (args.stores_quads) {
+      if (output >= args.n) return;
+      *reinterpret_cast<uint2*>(static_cast<__half*>(args.y) + at) =
+          make_uint2(device::HalfType::pack(values[0], values[1]), device::HalfType::pack(values[2], values[3]));
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (output + j < args.n) {
+        store_value<device::HalfType>(args.y, args.residual, args.fp32, at + j, values[j]);
+      }
+    }
   }
 };
 
@@ -302,8 +366,7 @@ __global__ void __launch_bounds__(UnitShape<rows>::threads, 1) trellis_unit_rows
   }
   __syncthreads();  // codes and inputs are used up
   if (run_begin < run_end) leave_sums<rows>(sums, memory + warp * Shape::sum_bytes);
-  __syncthreads();
-  RowsEnd<bits, rows>{args, plan, runs, begin, end, memory, left}.run();
+  RowsEnd<bits, rows>{args, plan, runs, begin, end, memory, left, warp}.run();
 }
 
 constexpr int schedulers = 4;  ///< of a multiprocessor, among which the units of a block are shared

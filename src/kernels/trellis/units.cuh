@@ -42,12 +42,15 @@ struct UnitLaunch : TrellisLaunch {
   frame::Partition blocks;    ///< of all units
   int units;                  ///< of a strip, or of each of the parts of k that warps take side by side
   uint32_t group_reciprocal;  ///< 2^32 / the units of a group, rounded up
+  bool stores_quads;          ///< y is f16, without a residual, and four outputs of a row can be stored at once
 
   UnitLaunch(const TrellisLaunch& args, int grid, int strip_units, int group_units)
       : TrellisLaunch(args),
         blocks(args.n_tiles * strip_units, grid),
         units(strip_units),
-        group_reciprocal(static_cast<uint32_t>((int64_t{1} << 32) / group_units + 1)) {}
+        group_reciprocal(static_cast<uint32_t>((int64_t{1} << 32) / group_units + 1)),
+        stores_quads(!args.fp32 && args.residual == nullptr && args.n % 4 == 0 && args.ldy % 4 == 0 &&
+                     reinterpret_cast<uintptr_t>(args.y) % 8 == 0) {}
   /// The group of a unit: exact for units · group_units < 2^32.
   __device__ __forceinline__ int group_of(int at) const {
     return static_cast<int>(__umulhi(static_cast<uint32_t>(at), group_reciprocal));
