@@ -13,6 +13,7 @@
 #include "formats/codebook.h"
 #include "io/files.h"
 #include "io/output.h"
+#include "pipeline/allocate.h"
 #include "pipeline/convert_model.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/quantize_model.h"
@@ -302,6 +303,36 @@ std::vector<std::string> serve(QuantizeArguments& options, const pipeline::Quant
   return notes;
 }
 
+int64_t size_of(const serving::StoredModel& model) {
+  int64_t sum = 0;
+  for (const auto& [name, info] : model.tensors()) sum += static_cast<int64_t>(info.size());
+  return sum;
+}
+
+/// Leaves widths to choose from that the dialect of --to holds and the programs of --for load, each as if all linears had
+/// it, so that nothing is chosen that is refused in the end. Throws what speaks against the last where none is left.
+void leave_what_loads(const QuantizeArguments& options, pipeline::QuantizeRequest& wanted) {
+  if (!wanted.allocation || options.to.empty()) return;
+  pipeline::QuantizeRequest same = wanted;
+  same.allocation.reset();
+  std::optional<Error> refused;
+  for (const auto& scheme : pipeline::widths_of(wanted.scheme)) {
+    same.scheme = scheme;
+    try {
+      const auto plan = pipeline::plan_quantize(same);
+      const auto planned = [&](const std::string& to) { return planned_as(options, plan, to); };
+      const int64_t more = size_of(planned(options.to)) - plan.bytes_after();
+      if (!options.serving.empty()) require_served(options.serving, options.to, planned);
+      wanted.allocation->widths.push_back(scheme.bits);
+      wanted.allocation->dialect_bytes = std::max(wanted.allocation->dialect_bytes, more);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::bad_argument) throw;
+      refused = error;
+    }
+  }
+  if (wanted.allocation->widths.empty() && refused) throw *refused;
+}
+
 int run(const CLI::App& command, QuantizeArguments options) {
   apply(options.common);
   check(options.output, options.common.quiet);
@@ -320,9 +351,10 @@ int run(const CLI::App& command, QuantizeArguments options) {
     throw Error(ErrorCode::bad_argument, "--activation-scales and --cache-scales belong to --to");
   }
   notes = choose_scheme(options);
-  const auto wanted = request(options);
+  auto wanted = request(options);
   if (!options.to.empty()) check_dialect(options);
   std::ranges::move(serve(options, wanted), std::back_inserter(notes));
+  leave_what_loads(options, wanted);
   if (!options.to.empty() && !options.output.dry_run) return run_to_dialect(options, wanted, notes);
   if (options.output.dry_run) {
     auto plan = pipeline::plan_quantize(wanted);

@@ -46,6 +46,11 @@ Scheme parse_scheme(std::string_view text) {
   throw error;
 }
 
+bool exists(const Scheme& scheme) {
+  const SchemeRow& row = scheme_row(scheme.family);
+  return row.parse(row.print(scheme)) == scheme;
+}
+
 std::string to_string(std::span<const Scheme> passes) {
   std::vector<std::string> names;
   for (const Scheme& scheme : passes) names.push_back(to_string(scheme));

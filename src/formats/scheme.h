@@ -64,6 +64,9 @@ std::string to_string(const Scheme& scheme);
 Scheme parse_scheme(std::string_view text);
 std::string_view to_string(ScaleType type) noexcept;
 
+/// Whether a scheme has a name, without which no file can hold it.
+bool exists(const Scheme& scheme);
+
 /// Schemes of several passes: "rotated4-d128+rotated2-d128".
 std::string to_string(std::span<const Scheme> passes);
 /// The inverse, for 1 to max_passes of them. Throws unsupported.

@@ -43,8 +43,22 @@ struct Item {
   int bits(size_t choice) const { return choice < schemes.size() ? schemes[choice].bits : kept_bits; }
 };
 
-Item make_item(const TensorPlan& tensor, bool input_scale) {
-  Item item{tensor.name, std::string(model::module_path(tensor.name)), tensor.weights(), widths_of(*tensor.scheme), {},
+/// The widths of a scheme that the target leaves to choose from.
+std::vector<Scheme> widths_of(const Scheme& scheme, const AllocationTarget& target) {
+  auto all = pipeline::widths_of(scheme);
+  const auto is_left_out = [&](const Scheme& one) {
+    return std::ranges::find(target.widths, one.bits) == target.widths.end();
+  };
+  if (!target.widths.empty()) std::erase_if(all, is_left_out);
+  return all;
+}
+
+Item make_item(const TensorPlan& tensor, bool input_scale, const AllocationTarget& target) {
+  Item item{tensor.name,
+            std::string(model::module_path(tensor.name)),
+            tensor.weights(),
+            widths_of(*tensor.scheme, target),
+            {},
             {}};
   for (const Scheme& scheme : item.schemes) {
     const checkpoint::PackedLinearInfo info{item.module,  tensor.shape[0],           tensor.shape[1],
@@ -102,6 +116,10 @@ class Job {
       result.report =
           choose_by_errors("w4q does not know this architecture: bits were chosen by summed errors of weights");
     }
+    if (request_.options.steps.any(&quantize::StepRow::needs_text)) {
+      result.report.notes.emplace_back(
+          "bits were chosen without the steps that go over the text anew (asym, feedback2, distill)");
+    }
     result.request.recipe = recipe(chosen_);
     result.request.keep.clear();
     result.request.lm_head = result.request.embeddings = false;
@@ -132,7 +150,7 @@ class Job {
         fixed_bytes_ += tensor.bytes_after;
         continue;
       }
-      items_.push_back(make_item(tensor, scaled.contains(module)));
+      items_.push_back(make_item(tensor, scaled.contains(module), *request_.allocation));
       weights_ += items_.back().weights;
     }
     if (items_.empty()) throw Error(ErrorCode::bad_argument, "there is no linear layer to choose bits for");
@@ -374,7 +392,7 @@ class Job {
 
   int64_t target_bytes() const {
     const auto& target = *request_.allocation;
-    if (target.bytes > 0) return target.bytes - fixed_bytes_;
+    if (target.bytes > 0) return target.bytes - target.dialect_bytes - fixed_bytes_;
     return static_cast<int64_t>(target.bits_per_weight * static_cast<double>(weights_) / 8);
   }
 
@@ -492,7 +510,8 @@ class Job {
     const double least = 8.0 * static_cast<double>(smallest_) / static_cast<double>(weights_);
     throw Error(ErrorCode::bad_argument, "the target is less than the smallest widths give")
         .detail(concat("they give ", fixed(least, 3), " bits per weight, and tables; ",
-                       human_bytes(smallest_ + fixed_bytes_), " with all that is not allocated"))
+                       human_bytes(smallest_ + fixed_bytes_ + request_.allocation->dialect_bytes),
+                       " with all that is not allocated"))
         .hint("give more, or --lm-head, --embeddings to pack more of the model");
   }
 
@@ -519,12 +538,20 @@ Allocated::~Allocated() = default;
 Allocated::Allocated(Allocated&&) noexcept = default;
 
 std::vector<Scheme> widths_of(const Scheme& scheme) {
-  const auto& quantizer = quantize::rounding_quantizer(scheme);
   std::vector<Scheme> result;
+  if (scheme.family == formats::SchemeFamily::small_float) {
+    result.push_back(scheme);
+    if (scheme.bits == 4) {
+      const bool shared_exponents = scheme.scale == formats::ScaleType::e8m0;
+      result.push_back(formats::parse_scheme(shared_exponents ? "mxfp8" : "fp8-channel"));
+    }
+    return result;
+  }
+  const auto& quantizer = quantize::rounding_quantizer(scheme);
   for (int bits = 2; bits <= 8; ++bits) {
     Scheme other = scheme;
     other.bits = bits;
-    if (quantizer.accepts(other)) result.push_back(other);
+    if (formats::exists(other) && quantizer.accepts(other)) result.push_back(other);
   }
   return result;
 }

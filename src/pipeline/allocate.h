@@ -24,7 +24,8 @@ struct Allocated {
   std::unique_ptr<SharedPartial> statistics;  ///< the hidden folder of that file, where it was made for this run
 };
 
-/// The schemes that a tensor can have instead of `scheme`: every width of the same family, ascending.
+/// The schemes that a tensor can have instead of `scheme`: every width of the same family, ascending. Floats of 4 bits have
+/// FP8 beside them, whose scales are of the same kind for MXFP4, else of channels.
 std::vector<formats::Scheme> widths_of(const formats::Scheme& scheme);
 
 /// Measures and chooses: quantizes every layer once for each width, and writes nothing that lasts but the recipe that

@@ -214,6 +214,11 @@ class Chooser {
                                  windows.length, " tokens: ", join(words), "; KL ", found.divergence,
                                  " nats per token, ", found.neighbour_divergence,
                                  " with the two types next to the size mixed by layers"));
+    const int64_t unused = limit_ - problem_.size(found.mix);
+    if (unused <= bytes_ / 100) return;
+    plan_.notes.push_back(concat("the file is ", human_bytes(unused),
+                                 " smaller than was asked for: layers get at most ", ggml_type_name(ladder.back()),
+                                 ", head and embeddings at most ", ggml_type_name(tables.front())));
   }
 
   ExportPlan& plan_;

@@ -28,6 +28,8 @@ struct AllocationTarget {
   int64_t bytes = 0;                  ///< of all tensors of the output
   std::filesystem::path save_recipe;  ///< where to write what was chosen; empty: nowhere
   bool tied = false;                  ///< one width for what servers load as one (checkpoint/fused.h)
+  std::vector<int> widths = {};       ///< bits that may be chosen, beside 16; empty: all of the family
+  int64_t dialect_bytes = 0;          ///< how much larger than a checkpoint of w4q's own the output becomes
 };
 
 struct QuantizeRequest {

@@ -150,6 +150,7 @@ std::vector<PresetCost> preset_costs(const model::OpenedModel& source, const Qua
     const bool reads =
         needs && (other.calibrated->statistics.empty() || other.options.steps.any(&quantize::StepRow::needs_text));
     if (reads && other.calibrated->text.empty()) other.calibrated->text.self = true;
+    if (needs && !reads) other.calibrated->text = {};
     PresetCost cost{name, {}, 0, plan.tensor_memory};
     for (const auto& part : run_costs(source, other, plan, seconds_per_weight)) {
       cost.seconds += part.seconds;

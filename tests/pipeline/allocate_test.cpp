@@ -248,6 +248,56 @@ TEST_F(Allocate, UnknownArchitecturesGoByErrorsOfWeights) {
   EXPECT_EQ(quantize_model(wanted).tensors.size(), 7u);
 }
 
+std::vector<std::string> widths(const char* scheme) {
+  std::vector<std::string> names;
+  for (const auto& width : widths_of(formats::parse_scheme(scheme))) names.push_back(formats::to_string(width));
+  return names;
+}
+
+TEST_F(Allocate, WidthsAreSchemesThatExist) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(widths("nvfp4"), (Names{"nvfp4", "fp8-channel"}));
+  EXPECT_EQ(widths("mxfp4"), (Names{"mxfp4", "mxfp8"}));
+  EXPECT_EQ(widths("fp8-block128"), (Names{"fp8-block128"}));
+  EXPECT_EQ(widths("nf4"), (Names{"lut4-b64-f32"}));
+  for (const char* scheme : {"kbit3-b32-e4m4", "int4-g64-f16-asym", "rotated3-d128", "trellis3-w16", "exl3-3"}) {
+    EXPECT_GE(widths(scheme).size(), 2u) << scheme;
+    for (const auto& width : widths(scheme)) EXPECT_EQ(formats::to_string(formats::parse_scheme(width)), width);
+  }
+}
+
+TEST_F(Allocate, FloatsAreMixedWithLargerOnes) {
+  auto wanted = request(5.5);
+  wanted.method = "float", wanted.scheme = formats::parse_scheme("nvfp4");
+  const auto plan = plan_quantize(wanted);
+  const auto& tensors = plan.allocation->chosen.tensors;
+  EXPECT_LE(plan.allocation->chosen.bits_per_weight, 5.5);
+  EXPECT_GT(tensors.at(4), 0);
+  EXPECT_GT(tensors.at(8), 0);
+}
+
+TEST_F(Allocate, OnlyWidthsThatAreLeftAreChosen) {
+  auto wanted = request(4.5);
+  wanted.allocation->widths = {3, 4};
+  const auto chosen = plan_quantize(wanted).allocation->chosen;
+  EXPECT_LE(chosen.bits_per_weight, 4.5);
+  for (const auto& [bits, count] : chosen.tensors) EXPECT_TRUE(bits == 3 || bits == 4 || bits == 16) << bits;
+  wanted.allocation = {0, 6'000'000, {}};
+  const auto room = plan_quantize(wanted).allocation->chosen.bits_per_weight;
+  wanted.allocation->dialect_bytes = 20'000;
+  EXPECT_LT(plan_quantize(wanted).allocation->chosen.bits_per_weight, room);
+}
+
+TEST_F(Allocate, CostsOfAllPresetsBesideTextThatOneStepReads) {
+  auto wanted = request(3.5);
+  wanted.preset = "best";
+  wanted.options.steps = quantize::preset_steps("best", wanted.scheme);
+  wanted.calibrated->text = {.text = {}, .ids = model() / "own/selfgen.ids.u16", .samples = 4, .length = 64};
+  const auto plan = plan_quantize(wanted);
+  EXPECT_EQ(plan.presets.size(), quantize::preset_names().size());
+  EXPECT_NE(to_text(plan).find("without the steps that go over the text anew"), std::string::npos);
+}
+
 TEST_F(Allocate, MistakesAreExplained) {
   auto wanted = request(2.0);
   expect_error(ErrorCode::bad_argument, {"smallest widths", "2.25"}, [&] { plan_quantize(wanted); });
