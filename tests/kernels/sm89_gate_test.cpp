@@ -34,12 +34,13 @@ struct Family {
   bool staged;            ///< codes, scales and activations come by asynchronous copies
   bool shared = false;    ///< … of the whole block, for several warps
   bool codes_only = false;  ///< nothing but codes comes by asynchronous copies
+  double mma_beside = 0;    ///< what groups of eight rows share, beside mma_per_weight of each
 };
 constexpr size_t groups_follow = 99, rows_follow = 98;
 /// In place of rows, of which a warp has 128: the inputs of an integer sum. A product has twice the weights.
 constexpr std::string_view int8_traits = "Kind<";
 /// In place of rows of the GEMV: strips, two of which are gated. In place of a second width: the window, 0 for those that
-/// take a mask. A product over bytes has half the weights; eight row tiles have a ninth of ones.
+/// take a mask. A product over bytes has half the weights; eight row tiles have a ninth product, with ones.
 constexpr std::string_view trellis_traits = "Codes<";
 /// In place of a second width of small floats: the weights of a block of scales, 0 for a tile. Those of a tile are loaded
 /// 64 bits at a time.
@@ -58,8 +59,8 @@ constexpr Family families[] = {
     {"integer/int8_gemm_cuda", int8_traits, "marlin int8", 2, 0.5, true, false, true},
     {"trellis/gemv_cuda", trellis_traits, "trellis gemv", rows_follow, 2, true, false},
     {"trellis/gemv_units_cuda", trellis_traits, "trellis unit gemv", rows_follow, 2, true, true, false, true},
-    {"trellis/rows_cuda", trellis_traits, "trellis rows", rows_follow, 1.125, true, false},
-    {"trellis/rows_units_cuda", trellis_traits, "trellis unit rows", rows_follow, 1.125, true, true, false, true},
+    {"trellis/rows_cuda", trellis_traits, "trellis rows", rows_follow, 1, true, false, false, false, 0.125},
+    {"trellis/rows_units_cuda", trellis_traits, "trellis unit rows", rows_follow, 1, true, true, false, true, 0.125},
     {"small_float/gemv_cuda", "KbitGemv<", "float gemv", 3, 1, true, false},
     {"small_float/gemv_fused_cuda", "KbitGemv<", "float gemv, fused", 3, 1, true, false},
     {"small_float/gemm_cuda", "KbitWeights<", "float gemm", groups_follow, 1, true, false},
@@ -434,8 +435,9 @@ class Sm89Gate : public testing::Test {
     ASSERT_NE(budget, std::end(budgets)) << "a kernel without a budget";
     const auto loop = sass::main_loop(kernel);
     ASSERT_TRUE(loop) << "no loop with tensor instructions";
-    const Figures figures = figures_of(kernel, *loop, instance->groups(family) * family.mma_per_weight,
-                                       Instance::of_inputs(family, instance->rows));
+    const Figures figures =
+        figures_of(kernel, *loop, instance->groups(family) * family.mma_per_weight + family.mma_beside,
+                   Instance::of_inputs(family, instance->rows));
     ASSERT_GT(figures.weights, 0);
 
     const double per_weight = static_cast<double>(figures.instructions) / figures.weights;

@@ -1,6 +1,6 @@
 // Levels of trellises as operands of mma.m16n8k16 over f16, exactly: dp4a adds the four bytes of a product up on top of
 // the bits of 1024, and two columns make a register. What stands on top of a level, times the sum of the inputs, is taken
-// off in the end; a row tile of ones makes that sum.
+// off in the end; a product with ones makes that sum.
 #pragma once
 
 #include "device/fragment.cuh"
@@ -22,8 +22,9 @@ __device__ __forceinline__ uint32_t levels(const ColumnPair<Codes>& columns, uin
 /// A warp's products of a strip with rows of activations, eight to a group: of row tile r, and of one of ones.
 template <int groups>
 struct LevelSums {
+  static_assert(groups == 1 || groups == 2);
   float sums[groups][8][4];
-  float inputs[groups][4];
+  float inputs[4];  ///< of rows: lane 4·g + t has those of row g, and from [2] on of row 8 + g
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -35,18 +36,22 @@ struct LevelSums {
       }
     }
 #pragma unroll
-    for (auto& group : inputs) {
-#pragma unroll
-      for (float& sum : group) sum = 0;
-    }
+    for (float& sum : inputs) sum = 0;
+  }
+  /// The sum of the inputs of row 8 · group + 2 · t + column, in lanes 4·g + t. By a whole warp.
+  __device__ __forceinline__ float input_sum(int group, int column) const {
+    const int row = 2 * (static_cast<int>(threadIdx.x) % 4) + column;
+    return __shfl_sync(0xFFFFFFFFu, inputs[2 * group], 4 * row);
   }
   /// Four columns of every lane, two and two, with the activations of these.
   template <class Codes>
   __device__ __forceinline__ void multiply(const ColumnPair<Codes>& low, const ColumnPair<Codes>& high, uint32_t mask,
                                            const uint2 (&b)[groups]) {
-    constexpr uint32_t one = 0x3C003C00u, ones[4] = {one, one, one, one};
-#pragma unroll
-    for (int group = 0; group < groups; ++group) device::HalfType::mma(inputs[group], ones, b[group].x, b[group].y);
+    // As operands of B the activations of eight rows stand as those of an A's upper or lower eight.
+    constexpr uint32_t ones = 0x3C003C00u;
+    constexpr int last = groups - 1;
+    const uint32_t x[4] = {b[0].x, last == 0 ? 0 : b[last].x, b[0].y, last == 0 ? 0 : b[last].y};
+    device::HalfType::mma(inputs, x, ones, ones);
     unroll<8>([&]<int r>() {
       const uint32_t a[4] = {levels<2 * r>(low, mask), levels<2 * r + 1>(low, mask), levels<2 * r>(high, mask),
                              levels<2 * r + 1>(high, mask)};

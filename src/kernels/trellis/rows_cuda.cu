@@ -83,7 +83,7 @@ struct RowsRun {
     const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int column = 0; column < 2; ++column) {
-      const float offset = level_offset * sums.inputs[group][column];
+      const float offset = level_offset * sums.input_sum(group, column);
 #pragma unroll
       for (int r = 0; r < 8; ++r) {
         const float* const of = sums.sums[group][r];

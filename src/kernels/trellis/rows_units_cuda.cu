@@ -128,7 +128,7 @@ __device__ __forceinline__ void leave_sums(const LevelSums<rows / 8>& sums, char
   for (int group = 0; group < Shape::groups; ++group) {
 #pragma unroll
     for (int column = 0; column < 2; ++column) {
-      const float offset = level_offset * sums.inputs[group][column];
+      const float offset = level_offset * sums.input_sum(group, column);
 #pragma unroll
       for (int quad = 0; quad < 4; ++quad) {
         const float* const low = sums.sums[group][2 * quad];
