@@ -95,11 +95,28 @@ std::vector<PlannedTensor> take_sidecar(std::vector<PlannedTensor>& plan) {
   return taken;
 }
 
-fs::path make_sidecar(const fs::path& folder) {
+fs::path make_sidecar(const fs::path& folder, ShardFiles files) {
   const fs::path path = folder / sidecar_folder;
   std::error_code error;
-  if (!fs::create_directory(path, error) || error) throw system_error(path, "cannot make the folder", error.value());
+  const bool made = files != ShardFiles::join && fs::create_directory(path, error);
+  if (error || (files == ShardFiles::create && !made)) {
+    throw system_error(path, "cannot make the folder", error.value());
+  }
   return path;
+}
+
+fs::path compressed_path(fs::path shard) { return shard += compressed_suffix; }
+
+/// A shard that an ended run has compressed is plain again, so that its tensors can be added to.
+void undo_compression(const fs::path& shard, uint64_t size) {
+  const fs::path compressed = compressed_path(shard);
+  std::error_code missing;
+  if (!fs::exists(compressed, missing)) return;
+  try {
+    if (fs::file_size(shard, missing) != size || missing) decompress_file(compressed, shard);
+  } catch (const Error&) {  // it was cut: what it holds is made anew
+  }
+  fs::remove(compressed, missing);
 }
 
 std::string shard_name(size_t index, size_t count) {
@@ -148,6 +165,8 @@ struct CheckpointWriter::Impl {
   void plan_shards(std::vector<PlannedTensor> plan);
   void check_free_space() const;
   void create_files() const;
+  void mend_files() const;
+  void make_file(const Shard& shard, int flags) const;
   Target& find(std::string_view name);
   /// The writer of the set that a tensor belongs to, when it is not this.
   CheckpointWriter* other_writer(std::string_view name) const;
@@ -195,14 +214,24 @@ void CheckpointWriter::Impl::check_free_space() const {
 }
 
 void CheckpointWriter::Impl::create_files() const {
+  for (const auto& shard : shards) make_file(shard, O_EXCL);
+}
+
+/// Headers and lengths as planned, whatever is there. A tensor that was lost holds zeros or less, which its digest tells.
+void CheckpointWriter::Impl::mend_files() const {
   for (const auto& shard : shards) {
-    const FileDescriptor file = open_file(shard.path, O_WRONLY | O_CREAT | O_EXCL);
-    const std::string header = serialize_safetensors_header(shard.header);
-    write_all(file, std::as_bytes(std::span(header)), 0, shard.path);
-    // The full length at once: a limit on file sizes shows here, before any work is done.
-    if (::ftruncate(file.get(), static_cast<off_t>(shard.size)) != 0) {
-      throw system_error(shard.path, concat("cannot make a file of ", shard.size, " bytes"));
-    }
+    undo_compression(shard.path, shard.size);
+    make_file(shard, 0);
+  }
+}
+
+void CheckpointWriter::Impl::make_file(const Shard& shard, int flags) const {
+  const FileDescriptor file = open_file(shard.path, O_WRONLY | O_CREAT | flags);
+  const std::string header = serialize_safetensors_header(shard.header);
+  write_all(file, std::as_bytes(std::span(header)), 0, shard.path);
+  // The full length at once: a limit on file sizes shows here, before any work is done.
+  if (::ftruncate(file.get(), static_cast<off_t>(shard.size)) != 0) {
+    throw system_error(shard.path, concat("cannot make a file of ", shard.size, " bytes"));
   }
 }
 
@@ -278,8 +307,7 @@ void CheckpointWriter::Impl::check_complete() const {
 
 void CheckpointWriter::Impl::finish_shard(Shard& shard) {
   if (options.compress) {
-    fs::path compressed = shard.path;
-    compressed += compressed_suffix;
+    const fs::path compressed = compressed_path(shard.path);
     compress_file(shard.path, compressed, options.compression_level);
     if (::unlink(shard.path.c_str()) != 0) throw system_error(shard.path, "cannot remove");
     shard.path = compressed;
@@ -308,23 +336,25 @@ int64_t CheckpointWriter::Impl::write_index() const {
   return static_cast<int64_t>(text.size());
 }
 
-CheckpointWriter::CheckpointWriter(fs::path folder, std::vector<PlannedTensor> plan, WriteOptions options, bool joins)
+CheckpointWriter::CheckpointWriter(fs::path folder, std::vector<PlannedTensor> plan, WriteOptions options,
+                                   ShardFiles files)
     : impl_(std::make_unique<Impl>()) {
   impl_->folder = std::move(folder);
   impl_->options = std::move(options);
   auto residual = take_sidecar(plan);
   impl_->plan_shards(std::move(plan));
-  if (!joins) {
+  if (files == ShardFiles::create) {
     impl_->check_free_space();
     impl_->create_files();
   }
+  if (files == ShardFiles::mend) impl_->mend_files();
   if (residual.empty()) return;
   for (const auto& tensor : residual) {
     if (!impl_->targets.contains(tensor.name)) continue;
     throw Error(ErrorCode::bad_argument, concat("tensor \"", shown(tensor.name), "\" is planned twice"));
   }
-  const fs::path beside = joins ? impl_->folder / sidecar_folder : make_sidecar(impl_->folder);
-  impl_->sidecar = std::make_unique<CheckpointWriter>(beside, std::move(residual), impl_->options, joins);
+  const fs::path beside = make_sidecar(impl_->folder, files);
+  impl_->sidecar = std::make_unique<CheckpointWriter>(beside, std::move(residual), impl_->options, files);
 }
 
 CheckpointWriter::~CheckpointWriter() = default;

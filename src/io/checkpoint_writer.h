@@ -26,6 +26,13 @@ struct WriteOptions {
   uint64_t other_bytes = 0;  ///< of what comes beside the weights, for which the disk must have room too
 };
 
+/// Who makes the weight files that a CheckpointWriter writes to.
+enum class ShardFiles {
+  create,  ///< it does: there are none yet
+  join,    ///< another writer of the same plan has made them
+  mend,    ///< a run that was ended has: what is gone of them, or was compressed already, is made anew
+};
+
 /// True for the names of the files below and of compressed ones.
 bool is_written_weight_file(std::string_view name) noexcept;
 
@@ -36,9 +43,9 @@ class CheckpointWriter {
  public:
   /// `folder` exists and is ours alone (OutputFolder::staging()). Throws bad_argument for a bad plan, bad_file when
   /// the disk has no room for the planned bytes.
-  /// With `joins` the files are there already: another writer of the same plan made them, and this one adds to them.
+  /// What mended files hold is for holds() to say, tensor by tensor.
   CheckpointWriter(std::filesystem::path folder, std::vector<PlannedTensor> plan, WriteOptions options,
-                   bool joins = false);
+                   ShardFiles files = ShardFiles::create);
   ~CheckpointWriter();
 
   /// Writes one tensor. `bytes` has the planned size. Thread-safe for different names. Throws bad_file (disk full…).

@@ -232,4 +232,17 @@ void compress_file(const std::filesystem::path& from, const std::filesystem::pat
   sync_file(target, to);
 }
 
+void decompress_file(const std::filesystem::path& from, const std::filesystem::path& to) {
+  const MappedFile source(from);
+  const SeekTable table = read_seek_table(source.bytes(), shown(from));
+  const FileDescriptor target = open_file(to, O_WRONLY | O_CREAT | O_TRUNC);
+  std::vector<std::byte> piece(std::min<uint64_t>(table.content_size(), 16 * default_frame_bytes));
+  for (uint64_t begin = 0; begin < table.content_size(); begin += piece.size()) {
+    check_interrupt();
+    const auto part = std::span(piece).first(std::min<uint64_t>(piece.size(), table.content_size() - begin));
+    read_range(source.bytes(), table, begin, part, shown(from));
+    write_all(target, part, begin, to);
+  }
+}
+
 }  // namespace w4q::io

@@ -33,5 +33,7 @@ void read_range(std::span<const std::byte> compressed, const SeekTable& table, u
 /// Compresses the file `from` into `to` in frames of `frame_bytes`, frames in parallel, and syncs it. Throws bad_file.
 void compress_file(const std::filesystem::path& from, const std::filesystem::path& to, int level,
                    size_t frame_bytes = default_frame_bytes);
+/// The way back, over what stands at `to`. Throws bad_file, also where `from` is cut or damaged.
+void decompress_file(const std::filesystem::path& from, const std::filesystem::path& to);
 
 }  // namespace w4q::io

@@ -6,6 +6,7 @@
 #include "core/progress.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
+#include "io/lost_pages.h"
 #include "io/output.h"
 #include "model/opened.h"
 #include "pipeline/calibration_cuda.h"
@@ -134,6 +135,8 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   }
   if (!request.ranks->first()) {
     if (walk) walk->finish();
+    io::refuse_changed_inputs();
+    ranks.barrier();
     return report;
   }
   const auto files = open_all(request, config, origin);
@@ -151,6 +154,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   progress.reset();
   if (request.sensitivity) writer.write(sensitivities(probe ? &*probe : nullptr, files, model));
   if (tokens.samples > 0) writer.write(tokens);
+  ranks.barrier();  // the others have read all that they read
   report.file_bytes = writer.finish();
   report.tokens = origin.tokens;
   report.seconds = watch.seconds();

@@ -598,7 +598,7 @@ ConvertReport convert_model(const ConvertRequest& request) {
   SharedFolder output(request.sharing, request.output, request.overwrite, {request.input},
                       former_outputs(request.input));
   io::CheckpointWriter writer(output.staging(), planned_tensors(plan), with_companions(request.write, request.input),
-                              output.joins());
+                              output.shard_files());
   const auto stacks = stacks_of(plan.linears);
   SharedWork work(output, writer, units_of(plan, report, stacks));
   Progress progress("convert", work.cost(), "bytes");

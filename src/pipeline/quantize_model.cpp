@@ -615,7 +615,9 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   const OpenedModel source = open_source(given);
   checkpoint::check_digests(given.model, source.folder.tensors);
   const QuantizeRequest wanted = settled(given, source);
-  SharedFolder output(wanted.sharing, wanted.output, wanted.overwrite, inputs_of(wanted), former_outputs(wanted.model));
+  Sharing sharing = wanted.sharing;
+  if (wanted.calibrated) sharing.products = products_on(wanted.calibrated->gpu.get());
+  SharedFolder output(sharing, wanted.output, wanted.overwrite, inputs_of(wanted), former_outputs(wanted.model));
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
   QuantizeReport report;
@@ -632,7 +634,8 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   const auto planned = planned_output(report.plan, scaled, quantization);
   const auto units = units_of(report.plan, source.config, request.calibrated.has_value());
 
-  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model), output.joins());
+  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model),
+                              output.shard_files());
   SharedWork work(output, writer, work_of(units, scaled));
   std::optional<Quantizing> quantizing;
   quantizing.emplace(source, request, report.plan, units, work, writer).run();

@@ -159,7 +159,8 @@ RepackReport repack_model(const RepackRequest& request) {
   }
   SharedFolder output(request.sharing, request.output, request.overwrite, {request.input},
                       former_outputs(request.input));
-  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, request.input), output.joins());
+  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, request.input),
+                              output.shard_files());
   SharedWork work(output, writer, std::move(units));
   Progress progress("repack", work.cost(), "bytes");
   for (size_t unit = 0; unit < report.plan.tensors.size(); ++unit) {

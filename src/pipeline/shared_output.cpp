@@ -37,6 +37,18 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+/// What a pipe gave is gone: whether the next run is given the same nobody can tell.
+void refuse_streams(const std::vector<fs::path>& inputs) {
+  for (const auto& input : inputs) {
+    std::error_code missing;  // which is said where it is opened
+    const fs::file_status status = fs::status(input, missing);
+    if (!fs::exists(status) || fs::is_regular_file(status) || fs::is_directory(status)) continue;
+    throw Error(ErrorCode::bad_argument, concat("--resume: ", io::shown(input), " is no regular file"))
+        .detail("whether a later run reads the same from it cannot be told")
+        .hint("write what it gives into a file first, or leave out --resume");
+  }
+}
+
 /// Of one line; null where it is none, such as the last of a run that was killed.
 io::Json parsed(const std::string& line) { return io::Json::parse(line, nullptr, false); }
 
@@ -45,6 +57,7 @@ io::Json parsed(const std::string& line) { return io::Json::parse(line, nullptr,
 SharedFolder::SharedFolder(const Sharing& sharing, const fs::path& target, bool overwrite,
                            const std::vector<fs::path>& inputs, const std::function<bool(const fs::path&)>& replaceable)
     : sharing_(sharing) {
+  if (sharing_.resume) refuse_streams(inputs);
   std::string made;
   if (ranks().first()) {
     io::OutputFolder::TakeUp take_up;
@@ -67,12 +80,20 @@ SharedFolder::~SharedFolder() {
   if (output_ && sharing_.resume && fs::exists(journal_of(staging_), unknown)) output_->leave_unfinished();
 }
 
+/// Of what was left from what is asked for; empty: it can be taken up.
+std::string SharedFolder::difference(const io::Json& journal, const io::InputStates& inputs) const {
+  if (journal.at("command") != sharing_.command) return "another command's";
+  if (journal.at("inputs") != inputs.text()) return "of inputs that have changed since";
+  const auto before = journal.at("products").get<std::string>();
+  if (before == sharing_.products) return {};
+  return concat("calibrated with ", printable(before), ", and this one multiplies with ", printable(sharing_.products));
+}
+
 bool SharedFolder::is_ours(const fs::path& left, const io::InputStates& inputs) try {
   const io::Json journal = io::read_json(journal_of(left));
-  const bool same = journal.at("command") == sharing_.command;
-  if (same && journal.at("inputs") == inputs.text()) return true;
-  notes_.push_back(concat("begun from the start: what a run left was ",
-                          same ? "of inputs that have changed since" : "another command's"));
+  const std::string why = difference(journal, inputs);
+  if (why.empty()) return true;
+  notes_.push_back("begun from the start: what a run left was " + why);
   return false;
 } catch (const std::exception&) {
   return false;  // it did not come to the point where there is something to take up
@@ -80,13 +101,15 @@ bool SharedFolder::is_ours(const fs::path& left, const io::InputStates& inputs) 
 
 void SharedFolder::begin_journal() {
   if (!output_ || taken_up_) return;
-  const io::Json journal = {{"command", sharing_.command}, {"inputs", output_->inputs().text()}};
+  const io::Json journal = {
+      {"command", sharing_.command}, {"inputs", output_->inputs().text()}, {"products", sharing_.products}};
   io::write_file(journal_of(staging_), journal.dump(-1, ' ', false, io::Json::error_handler_t::replace), false);
 }
 
-void SharedFolder::let_inputs_go() const {
-  inputs_.check();
-  inputs_.let_go();
+void SharedFolder::agree_on_inputs() const {
+  if (!output_) inputs_.check();
+  ranks().barrier();
+  if (!output_) inputs_.let_go();
 }
 
 void SharedFolder::end_journal() {

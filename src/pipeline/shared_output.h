@@ -36,8 +36,11 @@ class SharedFolder {
 
   ranks::Ranks& ranks() const noexcept { return *sharing_.ranks; }
   const std::filesystem::path& staging() const noexcept { return staging_; }
-  /// Whether the files are made already, for CheckpointWriter: by an earlier run or by the first rank.
-  bool joins() const noexcept { return taken_up_ || !ranks().first(); }
+  /// For CheckpointWriter: who makes the files.
+  io::ShardFiles shard_files() const noexcept {
+    if (!ranks().first()) return io::ShardFiles::join;
+    return taken_up_ ? io::ShardFiles::mend : io::ShardFiles::create;
+  }
   bool taken_up() const noexcept { return taken_up_; }
   /// What became of the wish to resume.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
@@ -46,13 +49,15 @@ class SharedFolder {
   /// From now on there is something to take up.
   void begin_journal();
   void end_journal();
-  /// At the other ranks, before the output is in its place: inputs must be what they were, and may change from now on.
-  void let_inputs_go() const;
+  /// Before the output is in its place, once all ranks have read all that they read: whatever they read from must be what
+  /// it was, and may change from then on. Throws where it has changed, Stopped where another rank finds that.
+  void agree_on_inputs() const;
   /// At the first rank.
   io::OutputFolder& output() { return *output_; }
 
  private:
   bool is_ours(const std::filesystem::path& left, const io::InputStates& inputs);
+  std::string difference(const io::Json& journal, const io::InputStates& inputs) const;
 
   const Sharing sharing_;
   std::optional<io::OutputFolder> output_;  // at the first rank
@@ -112,13 +117,12 @@ class SharedWork {
 template <class Report, class Companions>
 Report finished(Report report, io::CheckpointWriter& writer, SharedFolder& folder, const Stopwatch& watch,
                 std::vector<io::TensorDigests> bases, const Companions& companions) {
+  folder.agree_on_inputs();
   if (folder.ranks().first()) {
     report = finished(std::move(report), writer, folder.output(), watch, std::move(bases), [&](const auto& to) {
       folder.end_journal();
       return companions(to);
     });
-  } else {
-    folder.let_inputs_go();
   }
   folder.ranks().barrier();
   return report;

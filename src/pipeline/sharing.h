@@ -13,6 +13,8 @@ struct Sharing {
   bool resume = false;  ///< take up what a run left that was ended, and leave there what this one finishes
   /// What is done, in words that are the same for a run that takes it up: of other words nothing is.
   std::string command = {};
+  /// What multiplies, where its last bits decide what is written; nothing is taken up that another did. Empty: none decide.
+  std::string products = {};
 };
 
 }  // namespace w4q::pipeline

@@ -118,6 +118,41 @@ TEST(CheckpointWriter, CompressesAndNamesTheRealFiles) {
   EXPECT_EQ(index.at("weight_map").at("c"), "model-00002-of-00002.safetensors.zst");
 }
 
+/// As an ended run leaves files: compressed already, cut while they were, lost, or without what was not flushed.
+TEST(CheckpointWriter, FilesOfAnEndedRunAreMended) {
+  const TemporaryFolder folder, undisturbed;
+  const auto plan = plan_of({{"a", 40}, {"b", 50}, {"c", 60}, {"d", 70}});
+  WriteOptions options;
+  options.max_shard_bytes = 10;
+  options.compress = true;
+  write_all_of(folder.path(), plan, options);
+  write_all_of(undisturbed.path(), plan, options);
+  const auto shard = [&](int number) {
+    return folder / ("model-0000" + std::to_string(number) + "-of-00004.safetensors");
+  };
+  const auto compressed = [&](int number) { return fs::path(shard(number)) += ".zst"; };
+  fs::resize_file(compressed(2), 20);        // cut
+  fs::remove(compressed(3));                 // lost
+  decompress_file(compressed(4), shard(4));  // both there, its header lost
+  put(shard(4), std::string(16, '\0') + get(shard(4)).substr(16));
+
+  CheckpointWriter writer(folder.path(), plan, options, ShardFiles::mend);
+  for (const auto& tensor : plan) {
+    const auto bytes = noise(static_cast<size_t>(tensor.size()), std::hash<std::string>{}(tensor.name));
+    const auto digest = hash_tensor("U8", {tensor.size()}, bytes_of(bytes));
+    const bool kept = writer.holds(tensor.name, digest);
+    EXPECT_EQ(kept, tensor.name == "a" || tensor.name == "d") << tensor.name;
+    if (kept) {
+      writer.adopt(tensor.name, digest);
+    } else {
+      writer.write(tensor.name, bytes_of(bytes));
+    }
+  }
+  writer.finish();
+  EXPECT_EQ(names_in(folder.path()), names_in(undisturbed.path()));
+  for (const auto& name : names_in(folder.path())) EXPECT_TRUE(get(folder / name) == get(undisturbed / name)) << name;
+}
+
 TEST(CheckpointWriter, PartsMayArriveInAnyOrderFromAnyThread) {
   const TemporaryFolder folder;
   const std::string data = noise(100'000, 9);

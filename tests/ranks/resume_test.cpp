@@ -6,6 +6,9 @@
 #include <fstream>
 
 #include "core/rng.h"
+#include "io/files.h"
+#include "io/output.h"
+#include "io/zstd_frames.h"
 #include "launch.h"
 
 namespace w4q::test {
@@ -22,11 +25,19 @@ class Resumed : public OnBundledModel {
             "--device",     "cpu",           "--resume"};
   }
 
+  std::vector<std::string> calibrated(const std::string& name) const {
+    return {"quantize", bundled_model(), "-o",        path(name), "--recipe", "kbit3: feedback",
+            "--calib",  own_text(),      "--samples", "6",        "--length", "64",
+            "--json",   "--quiet",       "--threads", "1",        "--device", "cpu",
+            "--resume"};
+  }
+
   fs::path hidden(const std::string& name) const { return hidden_of(path(name)); }
 
   /// Ends a run once it has finished a part of its work.
-  void end_half_way(const std::string& name, int signal) const {
-    const pid_t child = start_w4q(slow(name));
+  void end_half_way(const std::string& name, int signal) const { end_half_way(name, signal, slow(name)); }
+  void end_half_way(const std::string& name, int signal, const std::vector<std::string>& words) const {
+    const pid_t child = start_w4q(words);
     int status = 0;
     std::error_code none;
     while (fs::file_size(hidden(name) / "w4q_journal.0.jsonl", none) < 2000 || none) {
@@ -38,6 +49,21 @@ class Resumed : public OnBundledModel {
     ASSERT_TRUE(WIFSIGNALED(status)) << "it ended before it was met";
     ASSERT_FALSE(fs::exists(path(name)));
     ASSERT_FALSE(hidden(name).empty());
+  }
+
+  static std::vector<std::string> with(std::vector<std::string> words, std::initializer_list<std::string> more) {
+    words.insert(words.end(), more);
+    return words;
+  }
+
+  /// Weight files of the hidden folder, by name.
+  std::vector<fs::path> weight_files(const std::string& name) const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(hidden(name))) {
+      if (entry.path().extension() == ".safetensors") found.push_back(entry.path());
+    }
+    std::ranges::sort(found);
+    return found;
   }
 
   static std::string notes(const ProgramResult& run) { return run.json().at("notes").dump(); }
@@ -80,6 +106,69 @@ TEST_F(Resumed, DamagedPartsAreMadeAnew) {
   }
   ASSERT_EQ(run_w4q(slow("q")).status, 0);
   EXPECT_EQ(folder_digest(path("q")), folder_digest(path("whole")));
+}
+
+/// As after a loss of power: files that are gone, empty, or begin with zeros.
+TEST_F(Resumed, LostFilesAreMadeAnew) {
+  ASSERT_EQ(run_w4q(slow("whole")).status, 0);
+  end_half_way("q", SIGKILL);
+  const auto files = weight_files("q");
+  ASSERT_GE(files.size(), 4u);
+  fs::remove(files[0]);
+  fs::resize_file(files[1], 0);
+  fs::resize_file(files[2], 1000);
+  std::fstream(files[3], std::ios::in | std::ios::out | std::ios::binary) << std::string(64, '\0');
+  const auto run = run_w4q(slow("q"));
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_NE(notes(run).find("parts were finished"), std::string::npos) << notes(run);
+  EXPECT_EQ(folder_digest(path("q")), folder_digest(path("whole")));
+}
+
+/// Killed while files are compressed, one after the other, each of which goes once its compressed copy is there.
+TEST_F(Resumed, FilesThatAreCompressedAlreadyAreTakenUp) {
+  ASSERT_EQ(run_w4q(with(slow("whole"), {"--compress"})).status, 0);
+  end_half_way("q", SIGKILL, with(slow("q"), {"--compress"}));
+  const auto files = weight_files("q");
+  for (const size_t done : {0, 1}) {
+    io::compress_file(files[done], files[done].native() + ".zst", 3);
+    fs::remove(files[done]);
+  }
+  io::compress_file(files[2], files[2].native() + ".zst", 3);
+  fs::resize_file(files[2].native() + ".zst", 30);
+  const auto run = run_w4q(with(slow("q"), {"--compress"}));
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_NE(notes(run).find("parts were finished"), std::string::npos) << notes(run);
+  EXPECT_EQ(notes(run).find("resumed: 0 of"), std::string::npos) << notes(run);
+  EXPECT_EQ(folder_digest(path("q")), folder_digest(path("whole")));
+}
+
+/// Last bits of what is calibrated depend on what multiplies: parts of two kinds would be no output of either.
+TEST_F(Resumed, WhatWasCalibratedOtherwiseIsNotTakenUp) {
+  const std::vector<std::string> words = calibrated("q");
+  end_half_way("q", SIGKILL, words);
+  const auto journal = hidden("q") / "w4q_journal.json";
+  auto text = io::read_json(journal);
+  EXPECT_FALSE(text.at("products").get<std::string>().empty());
+  text["products"] = "cuBLAS, another device";
+  io::write_file(journal, text.dump(), true);
+  const auto run = run_w4q(words);
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_NE(
+      notes(run).find("begun from the start: what a run left was calibrated with cuBLAS, another device, and this "
+                      "one multiplies with "),
+      std::string::npos)
+      << notes(run);
+}
+
+TEST_F(Resumed, APipeIsRefused) {
+  for (const std::string text : {"/dev/stdin", "/dev/null"}) {
+    const auto run = run_w4q_behind({"sh", "-c", "cat /dev/null | \"$0\" \"$@\""},
+                                    {"quantize", bundled_model(), "-o", path("q"), "--recipe", "kbit3: awq", "--calib",
+                                     text, "--device", "cpu", "--quiet", "--resume"});
+    EXPECT_EQ(run.status, 2);
+    EXPECT_EQ(run.err.find("error: --resume: " + text + " is no regular file"), 0u) << run.err;
+    EXPECT_NE(run.err.find("into a file first"), std::string::npos) << run.err;
+  }
 }
 
 TEST_F(Resumed, AnotherCommandAndAChangedInputBeginFromTheStart) {
