@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include "core/terminal.h"
 #include "devices.h"
 #include "io/lost_pages.h"
+#include "io/partial.h"
 #include "ranks/ranks.h"
 
 namespace {
@@ -46,6 +48,8 @@ void restart_with_short_spinning(char** argv) {
   ::execv("/proc/self/exe", argv);
 }
 
+std::atomic<bool> partials_taken{false};
+
 /// Runs the action and turns every exception into what it means for the run.
 ranks::Ending ending_of(const app::Action& action) {
   try {
@@ -59,6 +63,8 @@ ranks::Ending ending_of(const app::Action& action) {
   } catch (const ranks::Stopped&) {
     return {.stopped = true};
   } catch (const std::exception&) {
+    // What a signal took away (last_words) is missed by whatever works still.
+    if (const int signal = noted_interrupt(); signal != 0 && partials_taken) return {.signal = signal};
     return {.error = app::error_in_flight()};
   }
 }
@@ -68,6 +74,15 @@ int conclude(const ranks::Ending& ending) {
   if (ending.error) return report(*ending.error);
   if (ending.signal != 0) std::cerr << "\ninterrupted; nothing was written" << app::kept_for_resume() << "\n";
   return ending.signal != 0 ? 128 + ending.signal : ending.status;
+}
+
+/// Of a rank whose launcher will not wait for its work: nothing comes to its place any more, which is said before the rest
+/// is removed.
+void last_words(const ranks::Ending& ending, bool tells) {
+  partials_taken = true;
+  io::TakenPartials taken;
+  if (tells) conclude(ending);
+  taken.remove();
 }
 
 }  // namespace
@@ -102,6 +117,7 @@ int main(int argc, char** argv) {
     const std::string command = program->get_subcommands().front()->get_name();
     app::make_ranks(*program);
     if (!app::shares_work(command)) app::require_one_process(command);
+    ranks::set_last_words(last_words);
     watch_for_interrupts();
     io::survive_lost_pages();
     ranks::start();

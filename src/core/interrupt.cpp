@@ -17,6 +17,7 @@ namespace {
 
 std::atomic<int> noted_signal{0};
 void (*other_check)() = nullptr;
+void (*signal_listener)(int signal) = nullptr;
 
 sigset_t watched_signals() noexcept {
   sigset_t signals;
@@ -34,6 +35,7 @@ void watch(sigset_t signals) noexcept {
   if (::sigwait(&signals, &signal) == 0) noted_signal = signal;
   // Only this thread takes the next one, with its usual effect.
   ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  if (signal_listener != nullptr && signal != 0) signal_listener(signal);
   while (true) ::pause();
 }
 
@@ -62,6 +64,10 @@ void end_by_signal(int signal) noexcept {
 void note_interrupt(int signal) noexcept { noted_signal = signal; }
 
 void forget_interrupt() noexcept { noted_signal = 0; }
+
+int noted_interrupt() noexcept { return noted_signal; }
+
+void set_interrupt_listener(void (*listener)(int signal)) noexcept { signal_listener = listener; }
 
 void set_interrupt_check(void (*check)()) noexcept { other_check = check; }
 

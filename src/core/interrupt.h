@@ -30,6 +30,9 @@ void note_interrupt(int signal) noexcept;
 /// For their next work: what was noted is forgotten.
 void forget_interrupt() noexcept;
 
+/// The signal that has been noted; 0: none.
+int noted_interrupt() noexcept;
+
 /// Throws Interrupted when a signal has been noted. Progress::advance calls it.
 void check_interrupt();
 

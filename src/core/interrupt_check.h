@@ -7,4 +7,8 @@ namespace w4q {
 /// works.
 void set_interrupt_check(void (*check)()) noexcept;
 
+/// The thread that waits for signals calls `listener` once one is noted, and nothing else any more: it may wait there for
+/// what works to end. It must not throw. Null: nobody. Before watch_for_interrupts().
+void set_interrupt_listener(void (*listener)(int signal)) noexcept;
+
 }  // namespace w4q

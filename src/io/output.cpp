@@ -190,6 +190,8 @@ OutputFolder::~OutputFolder() = default;
 
 void OutputFolder::leave_unfinished() noexcept { partial_->leave(); }
 
+void OutputFolder::outlast() noexcept { partial_->outlast(); }
+
 const fs::path& OutputFolder::staging() const noexcept { return partial_->path(); }
 
 void OutputFolder::check_replaceable() const {

@@ -55,6 +55,8 @@ class OutputFolder {
   const InputStates& inputs() const noexcept { return inputs_; }
   /// What is in staging() stays there when this object goes without commit(), for a run that takes it up.
   void leave_unfinished() noexcept;
+  /// It stays there too where this process is killed.
+  void outlast() noexcept;
   /// Where to write.
   const std::filesystem::path& staging() const noexcept;
   /// Syncs everything in staging() and renames it to the target. Throws bad_file, and bad_argument when a new target

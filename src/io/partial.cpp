@@ -8,10 +8,13 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
+#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
 
+#include "core/interrupt.h"
 #include "core/text.h"
 
 namespace w4q::io {
@@ -96,6 +99,17 @@ void remove_from_under_others(const fs::path& path) noexcept try {
   // It stays for the next run of this output to remove.
 }
 
+/// The siblings that this process would leave if it were killed. Never destroyed: signals come until the end.
+struct Living {
+  std::mutex mutex;
+  std::vector<fs::path> own, others;
+};
+
+Living& living() {
+  static Living& all = *new Living;
+  return all;
+}
+
 /// Those of one output, held or not.
 std::vector<fs::path> partials_of(const fs::path& target) {
   const std::string prefix = name_prefix(target);
@@ -160,10 +174,38 @@ void remove_stale_partials(const fs::path& target) noexcept try {
   // A leftover that stays is only untidy: the output itself does not depend on it.
 }
 
+TakenPartials::TakenPartials() noexcept {
+  Living& all = living();
+  const std::lock_guard lock(all.mutex);
+  own_ = std::exchange(all.own, {});
+  others_ = std::exchange(all.others, {});
+}
+
+void TakenPartials::remove() noexcept {
+  for (const auto& path : own_) remove_from_under_others(path);
+  for (const auto& path : others_) remove_partial(path);
+}
+
+OthersPartial::OthersPartial(fs::path path) : path_(std::move(path)) {
+  const std::lock_guard lock(living().mutex);
+  living().others.push_back(path_);
+}
+
+OthersPartial::~OthersPartial() {
+  {
+    const std::lock_guard lock(living().mutex);
+    std::erase(living().others, path_);
+  }
+  if (std::uncaught_exceptions() > 0) remove_partial(path_);
+}
+
 Partial::Partial(const fs::path& target, Kind kind) {
   // A run that cleans up may take a sibling away between its creation and its lock: then try the next name.
   do path_ = folder_of(target) / (name_prefix(target) + random_digits());
   while (!create_and_lock(kind));
+  const std::lock_guard lock(living().mutex);
+  living().own.push_back(path_);
+  noted_ = true;
 }
 
 std::unique_ptr<Partial> Partial::take_up(const fs::path& target, const std::function<bool(const fs::path&)>& wanted) {
@@ -200,10 +242,27 @@ bool Partial::create_and_lock(Kind kind) {
 }
 
 Partial::~Partial() {
-  if (!path_.empty() && !left_) remove_from_under_others(path_);
+  if (forget() && !path_.empty() && !left_) remove_from_under_others(path_);
+}
+
+/// False where it has been taken.
+bool Partial::forget() noexcept {
+  if (!std::exchange(noted_, false)) return true;
+  const std::lock_guard lock(living().mutex);
+  return std::erase(living().own, path_) > 0;
+}
+
+void Partial::outlast() noexcept { forget(); }
+
+/// Before it goes to its place.
+void Partial::claim() {
+  if (forget()) return;
+  path_.clear();
+  throw Interrupted(noted_interrupt());
 }
 
 void Partial::rename_to_new(const fs::path& target) {
+  claim();
   const int error = rename_without_replacing(path_, target);
   if (error == EEXIST || error == ENOTEMPTY || error == ENOTDIR) throw exists_error(target);
   if (error != 0) throw system_error(target, "cannot rename the finished output into place", error);
@@ -212,12 +271,14 @@ void Partial::rename_to_new(const fs::path& target) {
 }
 
 void Partial::rename_over_file(const fs::path& target) {
+  claim();
   if (::rename(path_.c_str(), target.c_str()) != 0) throw system_error(target, "cannot replace the old file");
   path_.clear();
   sync_folder(folder_of(target));
 }
 
 void Partial::exchange_with_folder(const fs::path& target) {
+  claim();
   if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0) {
     const int error = errno;
     if (error == ENOENT) return rename_to_new(target);  // the old one went away meanwhile

@@ -34,6 +34,32 @@ bool remove_partial(const std::filesystem::path& path) noexcept;
 /// Removes the siblings of `target` that no living process holds. What cannot be removed is left.
 void remove_stale_partials(const std::filesystem::path& target) noexcept;
 
+/// For a process that is about to be killed, in whatever thread: takes all siblings that are new here, so that none of
+/// them comes to its place any more (Interrupted is thrown there), and what others' are (OthersPartial). Then there is
+/// time to say so before they are removed.
+class TakenPartials {
+ public:
+  TakenPartials() noexcept;
+  /// Those of others only where these are gone.
+  void remove() noexcept;
+
+ private:
+  std::vector<std::filesystem::path> own_, others_;
+};
+
+/// A sibling that another process on the same work made, and removes: by this one where the other is gone when this one
+/// is left by an exception.
+class OthersPartial {
+ public:
+  explicit OthersPartial(std::filesystem::path path);
+  ~OthersPartial();
+  OthersPartial(const OthersPartial&) = delete;
+  OthersPartial& operator=(const OthersPartial&) = delete;
+
+ private:
+  std::filesystem::path path_;
+};
+
 /// One sibling, new, empty and locked; the destructor removes it.
 class Partial {
  public:
@@ -54,6 +80,8 @@ class Partial {
 
   /// It stays when this object goes, for a run that takes it up.
   void leave() noexcept { left_ = true; }
+  /// It stays also where this process is killed; those that were taken up do.
+  void outlast() noexcept;
 
   /// Renames it to `target`, which must not exist. Throws bad_argument when it does (now).
   void rename_to_new(const std::filesystem::path& target);
@@ -65,10 +93,13 @@ class Partial {
  private:
   Partial() = default;
   bool create_and_lock(Kind kind);
+  bool forget() noexcept;
+  void claim();
 
   std::filesystem::path path_;
   FileDescriptor descriptor_;
   bool left_ = false;
+  bool noted_ = false;  ///< among those that TakenPartials takes
 };
 
 }  // namespace w4q::io

@@ -72,6 +72,7 @@ SharedFolder::SharedFolder(const Sharing& sharing, const fs::path& target, bool 
   if (!ranks().first()) inputs_ = io::InputStates(inputs);
   taken_up_ = made.front() == '+';
   staging_ = made.substr(1);
+  if (!ranks().first() && !sharing_.resume) others_.emplace(staging_);
 }
 
 SharedFolder::~SharedFolder() {
@@ -104,6 +105,7 @@ void SharedFolder::begin_journal() {
   const io::Json journal = {
       {"command", sharing_.command}, {"inputs", output_->inputs().text()}, {"products", sharing_.products}};
   io::write_file(journal_of(staging_), journal.dump(-1, ' ', false, io::Json::error_handler_t::replace), false);
+  if (sharing_.resume) output_->outlast();
 }
 
 void SharedFolder::agree_on_inputs() const {

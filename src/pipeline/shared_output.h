@@ -20,6 +20,7 @@
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
 #include "io/output.h"
+#include "io/partial.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/sharing.h"
 
@@ -60,8 +61,9 @@ class SharedFolder {
   std::string difference(const io::Json& journal, const io::InputStates& inputs) const;
 
   const Sharing sharing_;
-  std::optional<io::OutputFolder> output_;  // at the first rank
-  io::InputStates inputs_;                  // at the others
+  std::optional<io::OutputFolder> output_;   // at the first rank
+  io::InputStates inputs_;                   // at the others
+  std::optional<io::OthersPartial> others_;  // at the others, where nothing is kept
   std::filesystem::path staging_;
   std::vector<std::string> notes_;
   bool taken_up_ = false;

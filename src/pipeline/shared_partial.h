@@ -17,6 +17,7 @@ class SharedPartial {
   SharedPartial(ranks::Ranks& ranks, const std::filesystem::path& target) : ranks_(ranks) {
     if (ranks.first()) own_.emplace(target, io::Partial::Kind::folder);
     path_ = ranks.broadcast(own_ ? own_->path().native() : std::string());
+    if (!own_) others_.emplace(path_);
   }
 
   ~SharedPartial() {
@@ -29,7 +30,8 @@ class SharedPartial {
 
  private:
   ranks::Ranks& ranks_;
-  std::optional<io::Partial> own_;  // at the first rank
+  std::optional<io::Partial> own_;           // at the first rank
+  std::optional<io::OthersPartial> others_;  // at the others
   std::filesystem::path path_;
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -23,12 +24,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Of messages: the size of one to come and its bytes; that a rank has failed; how one ended; how all did; that one lives.
-enum Tag : int { data_tag = 1, stop_tag, ending_tag, verdict_tag, pulse_tag };
+/// Of messages: the size of one to come and its bytes; that a rank has failed; how one ended; how all did; that one lives;
+/// that one has told in place of the first how the run ended.
+enum Tag : int { data_tag = 1, stop_tag, ending_tag, verdict_tag, pulse_tag, told_tag };
 
-/// How long a failed run waits for the ranks that have not answered yet. A launcher that ends a run by signals waits a
-/// second only before it kills.
-constexpr milliseconds patience{10'000}, patience_with_signals{500}, patience_with_the_lost{1'000};
+/// How long a failed run waits for the ranks that have not answered yet. The first one, which waits for all others, hears
+/// of a failure later than the one that failed, and must not be ended by that while it waits. A launcher that ends a run
+/// by signals waits a second only before it kills.
+constexpr milliseconds patience{10'000}, patience_for_the_verdict{15'000}, patience_with_signals{500},
+    patience_with_the_lost{1'000};
+/// What a signal leaves to whatever works, before somebody else says how the run ended.
+constexpr milliseconds time_for_work{500};
+
+std::atomic<LastWords> last_words{nullptr};
 
 std::string joined(const Ending& ending) {
   std::string text = concat(ending.status, " ", ending.signal, " ", ending.stopped ? 1 : 0, " ", ending.tells ? 1 : 0,
@@ -125,14 +133,47 @@ struct Ranks::Impl {
 
   /// By the pulse, where the work of this rank hangs while another one is lost.
   void give_up() {
-    if (concluded.exchange(true)) return;
     const Error error = lost_error();
-    if (speaks_of_the_lost()) std::fprintf(stderr, "error: %s\n", error.what());
+    {
+      const std::lock_guard lock(speaking);
+      if (std::exchange(concluded, true)) return;
+      if (speaks_of_the_lost()) std::fprintf(stderr, "error: %s\n", error.what());
+    }
+    if (transport.rank() != 0 && speaks_of_the_lost()) tell(0, told_tag, {});
     wait_for_the_speaker();
     transport.abort(describe(error.code()).exit_status);
   }
   /// Where the first rank is lost the next one speaks for all.
   bool speaks_of_the_lost() const { return transport.rank() == (lost() == 0 ? 1 : 0); }
+
+  /// Once a signal is noted, in the thread that waited for it: launchers do not wait for work that hangs, or that is slow.
+  void speak_in_time(int signal) {
+    std::unique_lock lock(speaking);
+    if (spoken.wait_for(lock, time_for_work, [&] { return concluded; })) return;
+    Ending ending{.signal = signal};
+    if (lost() >= 0) ending.error = lost_error();
+    const int speaker = lost() == 0 ? 1 : 0;
+    const bool tells = transport.rank() == speaker && !has_been_told();
+    concluded = tells;
+    const LastWords words = last_words;
+    if (tells && speaker != 0) tell(0, told_tag, {});
+    if (words != nullptr) words(ending, tells);
+  }
+
+  /// What `words` return, or `otherwise` where the end of the run has been told.
+  template <class Words>
+  int say(const Words& words, int otherwise) {
+    const std::lock_guard lock(speaking);
+    if (std::exchange(concluded, true)) return otherwise;
+    spoken.notify_all();
+    return words();
+  }
+
+  /// By another rank, in a message that nobody has looked at.
+  bool has_been_told() {
+    const std::lock_guard lock(mutex);
+    return transport.waiting(-1, verdict_tag).has_value() || transport.waiting(-1, told_tag).has_value();
+  }
 
   /// Whoever ends first ends all, those that have not spoken yet among them.
   void wait_for_the_speaker() const {
@@ -241,7 +282,10 @@ struct Ranks::Impl {
   std::vector<Outgoing> underway;  ///< by the rank that they go to
   std::vector<std::unique_ptr<std::string>> told;
   std::atomic<Clock::rep> looked{0};
-  std::atomic<bool> ended{false}, told_to_stop{false}, concluded{false};
+  std::atomic<bool> ended{false}, told_to_stop{false};
+  std::mutex speaking;  ///< held by whoever says how the run ended
+  std::condition_variable spoken;
+  bool concluded = false;      ///< guarded by it: that has been said, or is for another rank to say
   std::optional<Pulse> pulse;  ///< of ranks that a launcher started
 };
 
@@ -304,9 +348,26 @@ void Ranks::require_same(std::string_view what, std::string_view text) {
 }
 
 Ranks& world() noexcept {
-  static Ranks ranks;
+  static Ranks& ranks = *new Ranks;  // never destroyed: signals come until the end
   return ranks;
 }
+
+void set_last_words(LastWords words) noexcept {
+  last_words = words;
+  set_interrupt_listener(&Ranks::speak_in_time);
+}
+
+/// Nobody has anybody to ask while they join.
+void Ranks::speak_in_time(int signal) {
+  if (auto* const impl = joined_.load()) return impl->speak_in_time(signal);
+  const auto found = launched();
+  const LastWords words = last_words;
+  if (!found || words == nullptr) return;
+  std::this_thread::sleep_for(time_for_work);
+  if (joined_ == nullptr) words({.signal = signal}, found->rank == 0);
+}
+
+std::atomic<Ranks::Impl*> Ranks::joined_{nullptr};
 
 void start() {
   const auto found = launched();
@@ -319,6 +380,7 @@ void start() {
                              Pulse::Duties{[impl = ranks.impl_.get()] { return impl->move_messages(); },
                                            [impl = ranks.impl_.get()] { impl->give_up(); }});
   set_interrupt_check(&Ranks::look_for_failure);
+  Ranks::joined_ = ranks.impl_.get();
 }
 
 namespace {
@@ -345,13 +407,13 @@ class Ranks::Farewell {
  public:
   Farewell(Ranks& ranks, Ending own) : ranks_(ranks), impl_(*ranks.impl_), own_(std::move(own)) {
     impl_.ended = true;
-    own_.stopped = own_.stopped || (own_.error && follows_another());
+    own_.stopped = own_.stopped || (own_.error && impl_.lost() < 0 && follows_another());
     if (own_.error) {
       own_.error->detail(concat("at rank ", ranks.rank(), " of ", ranks.size(), ", on ", host_name()));
     }
     // Of several that a launcher ends the first one speaks; one that alone got a signal waits until it does.
     const bool hurries = own_.signal != 0 && ranks.first();
-    if (!own_.good()) fail(hurries ? patience_with_signals : patience_for_others());
+    if (!own_.good()) fail(hurries ? patience_with_signals : ranks.first() ? patience : patience_for_the_verdict);
   }
 
   bool answered() const noexcept { return answered_; }
@@ -361,12 +423,13 @@ class Ranks::Farewell {
     // A first rank that was stopped wakes when the launcher ends it, and must not say the same again.
     own_.tells = impl_.lost() < 0 || !impl_.speaks_of_the_lost();
     impl_.tell(0, ending_tag, joined(own_));
-    std::optional<Heard> verdict;
-    if (impl_.lost() < 0) verdict = hear(verdict_tag);
+    const auto verdict = hear(verdict_tag);
     answered_ = verdict.has_value();
     Ending all = answered_ ? parsed(verdict->text) : own_;
     if (!answered_ && impl_.lost() >= 0 && !all.error) all.error = impl_.lost_error();
-    all.tells = !answered_ && all.error && (impl_.lost() < 0 || impl_.speaks_of_the_lost());
+    const bool knows = all.error || all.signal != 0;
+    all.tells = !answered_ && knows && (impl_.lost() < 0 || impl_.speaks_of_the_lost());
+    if (all.tells) impl_.tell(0, told_tag, {});
     return all;
   }
 
@@ -375,7 +438,9 @@ class Ranks::Farewell {
     std::vector<std::optional<Ending>> endings(static_cast<size_t>(ranks_.size()));
     endings.front() = own_;
     int missing = ranks_.size() - 1;
-    for (; missing > 0; --missing) {
+    // One that is gone is not waited for.
+    const auto gone = [&] { return impl_.lost() >= 0 && !endings[static_cast<size_t>(impl_.lost())]; };
+    for (; missing > (gone() ? 1 : 0); --missing) {
       const auto heard = hear(ending_tag);
       if (!heard) break;
       auto& ending = endings[static_cast<size_t>(heard->from)];
@@ -390,7 +455,8 @@ class Ranks::Farewell {
     if (!all.error && impl_.lost() >= 0) all.error = impl_.lost_error();
     const bool untold = all.stopped || !answered_;
     if (untold && !all.error && all.signal == 0) all.error = no_answer(endings);
-    all.tells = std::ranges::all_of(endings, [](const auto& each) { return !each || each->tells; });
+    all.tells =
+        std::ranges::all_of(endings, [](const auto& each) { return !each || each->tells; }) && !impl_.has_been_told();
     return all;
   }
 
@@ -410,11 +476,16 @@ class Ranks::Farewell {
     std::string text;
   };
 
-  milliseconds patience_for_others() const { return impl_.lost() < 0 ? patience : patience_with_the_lost; }
-
   void fail(milliseconds wait) {
+    const auto deadline = Clock::now() + wait;
+    deadline_ = failed_ ? std::min(deadline_, deadline) : deadline;
     failed_ = true;
-    deadline_ = Clock::now() + wait;
+  }
+
+  /// The first rank waits some time for the others, these wait for nothing but what the first has said already.
+  void hurry() {
+    hurries_ = true;
+    fail(ranks_.first() ? patience_with_the_lost : milliseconds(0));
   }
 
   /// Waits as long as all is well, since others may work on, and for some time once one has failed.
@@ -425,15 +496,20 @@ class Ranks::Farewell {
       bool there = false;
       const auto ready = [&] {
         const auto found = impl_.transport.waiting(-1, tag);
-        if (!found) return !known && (impl_.lost() >= 0 || impl_.transport.waiting(-1, stop_tag).has_value());
+        if (!found && !hurries_ && impl_.lost() >= 0) return true;
+        if (!found) return !known && impl_.transport.waiting(-1, stop_tag).has_value();
         heard = {found->from, std::string(found->size, '\0')};
         impl_.take(heard.from, tag, heard.text);
         return there = true;
       };
       const bool in_time = impl_.wait(ready, known ? std::optional(deadline_) : std::nullopt);
       if (there) return heard;
-      if (known || !in_time) return std::nullopt;
-      fail(patience_for_others());
+      if (!in_time) return std::nullopt;
+      if (impl_.lost() >= 0) {
+        hurry();
+      } else {
+        fail(ranks_.first() ? patience : patience_for_the_verdict);
+      }
       if (ranks_.first()) impl_.stop_all();
     }
   }
@@ -441,7 +517,7 @@ class Ranks::Farewell {
   Ranks& ranks_;
   Impl& impl_;
   Ending own_;
-  bool failed_ = false, answered_ = false;
+  bool failed_ = false, hurries_ = false, answered_ = false;
   Clock::time_point deadline_;
 };
 
@@ -452,8 +528,7 @@ int end_together(Ending own, const std::function<int(const Ending&)>& conclude) 
   const Ending all = ranks.first() ? farewell.give_verdict() : farewell.hear_verdict();
   auto& transport = ranks.impl_->transport;
   // Told before any rank ends: a launcher ends all others once one has ended with a bad status.
-  const bool tells = !ranks.impl_->concluded.exchange(true) && all.tells;
-  const int status = tells ? conclude(all) : status_of(all);
+  const int status = ranks.impl_->say([&] { return all.tells ? conclude(all) : status_of(all); }, status_of(all));
   if (ranks.first()) farewell.tell_verdict(all);
   if (!farewell.answered()) ranks.impl_->wait_for_the_speaker();
   ranks.impl_->pulse.reset();

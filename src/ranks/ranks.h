@@ -5,6 +5,7 @@
 // is agreed upon in the end (end_together), so that of several ranks one tells what went wrong.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -33,6 +34,10 @@ struct Ending {
 
   bool good() const noexcept { return signal == 0 && !stopped && !error; }
 };
+
+/// What a process does that a signal ends where its work has not ended soon: launchers kill a second later. `tells`:
+/// whether it is the one of all ranks to say how the run ended.
+using LastWords = void (*)(const Ending& ending, bool tells);
 
 class Transport;
 
@@ -70,11 +75,14 @@ class Ranks {
 
  private:
   friend void start();
+  friend void set_last_words(LastWords words) noexcept;
   friend int end_together(Ending own, const std::function<int(const Ending&)>& conclude);
   struct Impl;
   class Farewell;
 
   static void look_for_failure();
+  static void speak_in_time(int signal);
+  static std::atomic<Impl*> joined_;  // once this process has joined the others
 
   int rank_ = 0, size_ = 1;
   std::unique_ptr<Impl> impl_;  // null: alone
@@ -95,6 +103,10 @@ std::optional<Launched> launched();
 void fork_here(int count, std::string by);
 /// Ranks that fork_here() made, which share the cores that one process would have; 1: it made none.
 int ranks_here();
+
+/// Before watch_for_interrupts() and start(). Called in a thread of its own, only where start() has been called and there
+/// are several ranks.
+void set_last_words(LastWords words) noexcept;
 
 /// Joins the other ranks where launched() says that there are some. Throws unsupported where this program was built
 /// without MPI, or MPI cannot be loaded.

@@ -11,9 +11,11 @@
 #include <csignal>
 #include <fstream>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
+#include "core/interrupt.h"
 #include "io/partial.h"
 #include "make.h"
 
@@ -31,6 +33,40 @@ void write_folder(const fs::path& target, bool overwrite, std::string_view text)
   OutputFolder output(target, overwrite, {}, anything);
   for (const auto* name : {"a", "b", "sub/c"}) put(output.staging() / name, text);
   output.commit();
+}
+
+/// As for a process that is about to be killed: what it has begun goes, and comes to its place no more.
+TEST(TakenPartials, ComeToTheirPlacesNoMore) {
+  const TemporaryFolder folder;
+  OutputFolder taken_one(folder / "taken", false, {}, nothing), kept(folder / "kept", false, {}, nothing);
+  kept.outlast();
+  TakenPartials taken;
+  OutputFolder later(folder / "later", false, {}, nothing);
+  EXPECT_THROW(taken_one.commit(), Interrupted);
+  taken.remove();
+  EXPECT_FALSE(fs::exists(taken_one.staging()));
+  kept.commit();
+  later.commit();
+  EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"kept", "later"}));
+}
+
+TEST(OthersPartial, GoesWithAnExceptionWhereNobodyHoldsIt) {
+  const TemporaryFolder folder;
+  const auto left = [](const fs::path& path) {
+    try {
+      const OthersPartial others(path);
+      throw std::runtime_error("fails");
+    } catch (const std::runtime_error&) {
+      return fs::exists(path);
+    }
+  };
+  const Partial held(folder / "held", Partial::Kind::folder);
+  EXPECT_TRUE(left(held.path()));
+  const auto dead = folder / ".q.w4q-partial-0123456789abcdef";
+  fs::create_directory(dead);
+  { const OthersPartial others(dead); }
+  EXPECT_TRUE(fs::exists(dead));
+  EXPECT_FALSE(left(dead));
 }
 
 TEST(OutputFolder, AppearsOnlyWhenCommitted) {

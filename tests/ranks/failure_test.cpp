@@ -75,19 +75,24 @@ class RanksMeet : public OnRanks {
     }
   }
 
-  /// Sends `signal` to a rank of the run once its work has begun, and waits for the end of all.
-  ProgramResult run_and_signal(int ranks, size_t victim, int signal) const {
+  static constexpr size_t the_launcher = 1'000;
+
+  /// Sends `signal` to a rank of the run, or to its launcher, once its work has begun, and waits for the end of all.
+  ProgramResult run_and_signal(int ranks, size_t victim, int signal, const std::vector<std::string>& more = {}) const {
     const pid_t own = ::getpid();
     bool met = false;
     std::atomic<bool> ended{false};
     std::thread meet([&] {
       met = signal_when_begun(path("q"), signal, ended, [&](pid_t launcher) {
+        if (victim == the_launcher) return launcher;
         const auto found = children_of(launcher);
         return found.size() > victim ? found[victim] : 0;
       });
       release(own, ended);
     });
-    auto result = run_ranks(ranks, slow(path("q")));
+    auto words = slow(path("q"));
+    words.insert(words.end(), more.begin(), more.end());
+    auto result = run_ranks(ranks, words);
     ended = true;
     meet.join();
     EXPECT_TRUE(met) << "it ended before it was met";
@@ -102,6 +107,32 @@ TEST_F(RanksMeet, ASignalToOneOfThemEndsAllWithOneWord) {
   EXPECT_EQ(count(run.err, "error:"), 0u) << run.err;
   EXPECT_TRUE(names_in(path("")).empty());
   EXPECT_LT(run.seconds, 20);  // what they wait for one another at most, and the launcher
+}
+
+/// The launcher ends the others two seconds later, whatever they work on.
+TEST_F(RanksMeet, AKilledRankIsNamed) {
+  for (const size_t victim : {size_t{0}, size_t{2}}) {
+    const auto run = run_and_signal(3, victim, SIGKILL);
+    EXPECT_NE(run.status, 0);
+    EXPECT_EQ(count(run.err, "error:"), 1u) << run.err;
+    EXPECT_NE(run.err.find("rank " + std::to_string(victim) + " of 3 has ended without a word"), std::string::npos)
+        << run.err;
+    EXPECT_EQ(count(run.err, "interrupted"), 0u) << run.err;
+    EXPECT_TRUE(names_in(path("")).empty());
+  }
+}
+
+/// It gives its ranks a second, which what they work on does not keep.
+TEST_F(RanksMeet, ASignalToTheLauncherIsToldOnce) {
+  for (const bool resume : {false, true}) {
+    const auto run = run_and_signal(3, the_launcher, SIGTERM,
+                                    resume ? std::vector<std::string>{"--resume"} : std::vector<std::string>());
+    EXPECT_NE(run.status, 0);
+    EXPECT_EQ(count(run.err, "interrupted; nothing was written"), 1u) << run.err;
+    EXPECT_EQ(count(run.err, "what is finished is kept for --resume"), resume ? 1u : 0u) << run.err;
+    EXPECT_EQ(count(run.err, "error:"), 0u) << run.err;
+    EXPECT_EQ(hidden_of(path("q")).empty(), !resume);
+  }
 }
 
 /// Neither failed nor ended: that nothing is heard of it is all there is to notice.
