@@ -155,6 +155,7 @@ pipeline::QuantizeRequest request(const QuantizeArguments& options) {
   result.overwrite = options.output.overwrite;
   result.sharing = sharing(options.output);
   result.planned_ranks = options.ranks;
+  result.planned_conversion = !options.to.empty();
   if (options.ranks > 0 && !options.output.dry_run) {
     throw Error(ErrorCode::bad_argument, "--ranks plans a run of several, and belongs to --dry-run")
         .hint(concat("mpirun -n ", options.ranks, " w4q quantize … starts them"));

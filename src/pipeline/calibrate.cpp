@@ -48,13 +48,19 @@ int64_t states_limit(const model::OpenedModel& model, const CalibrationWindows& 
                      const CalibrationOptions& options) {
   if (options.max_memory == 0) return std::numeric_limits<int64_t>::max();
   const int64_t streams = options.pairs ? 2 : 1;
-  const int64_t fixed = options.reserved_memory + calibration_memory(model, windows.length, options.gram) +
+  const int64_t fixed = options.reserved_memory + options.travelling_memory +
+                        calibration_memory(model, windows.length, options.gram) +
                         (options.pairs ? pairs_memory(model, windows.length) : 0) +
                         streams * model::WalkMemories::kept_bytes(model.config, windows.samples, windows.length);
   if (options.max_memory >= fixed) return (options.max_memory - fixed) / streams;
   throw Error(ErrorCode::bad_argument, concat("--max-memory ", human_bytes(options.max_memory), " is not enough"))
-      .detail(concat("one layer of this model needs ", human_bytes(fixed)))
-      .hint("give more, shorten --length, or leave out the Gram matrices (--diagonal)");
+      .detail(concat("one layer of this model needs ", human_bytes(fixed),
+                     options.travelling_memory == 0 ? ""
+                                                    : concat(", of these ", human_bytes(options.travelling_memory),
+                                                             " for sums that go from rank to rank")))
+      .hint(concat("give more, shorten --length, ",
+                   options.travelling_memory == 0 ? "" : "leave the work to one process (no sums travel then), ",
+                   "or leave out the Gram matrices (--diagonal)"));
 }
 
 }  // namespace
@@ -131,21 +137,28 @@ std::string products_on(const device::Context* gpu) {
   return gpu == nullptr ? std::string(kernels::gemm_library()) : concat("cuBLAS, ", printable(gpu->properties().name));
 }
 
-int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram) {
-  const model::ModelConfig& config = model.config;
-  int64_t statistics = 0, widest = config.hidden_size;
+int64_t statistics_memory(const model::ModelConfig& config, bool gram) {
+  int64_t largest = 0;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     int64_t sums = 0;
     for (const auto& group : model::input_groups(config, layer)) {
       sums += int64_t{sizeof(double)} * (2 * group.width + (gram ? quantize::triangle_size(group.width) : 0));
-      widest = std::max(widest, group.width);
     }
-    statistics = std::max(statistics, sums);
+    largest = std::max(largest, sums);
+  }
+  return largest;
+}
+
+int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram) {
+  const model::ModelConfig& config = model.config;
+  int64_t widest = config.hidden_size;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const auto& group : model::input_groups(config, layer)) widest = std::max(widest, group.width);
   }
   // The decoder's scratch: some ten matrices, of which three are as wide as the MLP; and keys and values.
   const int64_t rows = length * int64_t{sizeof(float)};
   const int64_t scratch = rows * (4 * widest + 6 * config.hidden_size + 4 * config.kv_heads * config.head_dim);
-  return base_memory + layer_bytes(model) + statistics + scratch;
+  return base_memory + layer_bytes(model) + statistics_memory(config, gram) + scratch;
 }
 
 int64_t pairs_memory(const model::OpenedModel& model, int64_t length) {

@@ -65,6 +65,9 @@ CalibrationWindows read_windows(const model::OpenedModel& model, const Calibrati
 /// The windows of ids that are at hand. `source` names them in messages.
 CalibrationWindows cut_windows(std::span<const int32_t> ids, int64_t samples, int64_t length, std::string_view source);
 
+/// Tokens that go through a layer at once on a GPU; a longer window goes by itself. Bytes depend on it.
+inline constexpr int64_t calibration_chunk_rows = 4096;
+
 /// What multiplies while text is decoded, on whose last bits near ties depend. `gpu` null: on the CPU.
 std::string products_on(const device::Context* gpu);
 
@@ -72,6 +75,7 @@ struct CalibrationOptions {
   bool gram = true;                 ///< collect Gram matrices
   int64_t max_memory = 0;           ///< bytes that the process should stay below; 0: no limit
   int64_t reserved_memory = 0;      ///< of these, bytes that the caller needs for itself
+  int64_t travelling_memory = 0;    ///< and what goes from rank to rank (shared_walk.h)
   std::filesystem::path spill_at;   ///< where hidden states that do not fit go: a hidden folder beside this path
   std::function<void()> on_window;  ///< called after each window of each layer
   /// Keep what the model as it is and what the quantized one hand from layer to layer side by side: pair(), finish().
@@ -115,6 +119,8 @@ class Calibration {
 /// Throws bad_argument where max_memory is not enough for one layer: before anything is walked.
 void require_calibration_memory(const model::OpenedModel& model, const CalibrationWindows& windows,
                                 const CalibrationOptions& options);
+/// Bytes of the sums of the largest layer.
+int64_t statistics_memory(const model::ModelConfig& config, bool gram);
 /// Bytes that calibrating one layer takes beside the hidden states of the windows.
 int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram);
 /// What pairs take beyond, likewise.

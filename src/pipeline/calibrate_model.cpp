@@ -129,6 +129,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
     progress.emplace("calibrate", (windows.samples + ranks.size() - 1) / ranks.size() * config.layers, "windows");
     auto options = request.options;
     options.spill_at = request.output;
+    options.travelling_memory = travelling_memory(config, options, ranks.size());
     options.on_window = [&progress] { progress->advance(1); };
     walk.emplace(ranks, model, windows, options, std::vector<int>(static_cast<size_t>(config.layers)), 1);
     if (const auto* own = walk->calibration()) report.spilled = own->spilled();

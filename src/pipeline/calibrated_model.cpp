@@ -111,6 +111,7 @@ void CalibratedRun::read_text(const CalibratedRequest& request, const std::files
   options.pairs = steps.has(StepKind::asymmetric);
   options.spill_at = output;
   options.gpu = gpu_;
+  if (!file_) options.travelling_memory = travelling_memory(model_.config, options, owners_.ranks->size());
   // What would fail behind hours of other steps fails here.
   if (!file_ || options.pairs) require_calibration_memory(model_, windows_, options);
   if (steps.has(StepKind::distill_norms)) {
@@ -137,7 +138,7 @@ void CalibratedRun::walk_back(CalibrationOptions& options) {
   int64_t kept = std::numeric_limits<int64_t>::max();
   if (options.max_memory > 0) {
     const int64_t forth = calibration_memory(model_, windows_.length, true) + options.reserved_memory +
-                          (options.pairs ? pairs_memory(model_, windows_.length) : 0);
+                          options.travelling_memory + (options.pairs ? pairs_memory(model_, windows_.length) : 0);
     const int64_t fixed = std::max(gradient_memory(model_, windows.length, false), forth);
     kept = std::min(std::max<int64_t>(0, options.max_memory - fixed) / 2, output_costs_bytes(model_.config));
     back.reserved_memory = kept;

@@ -11,15 +11,13 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "decoder_cuda/layer_decoder.h"
+#include "pipeline/calibrate.h"
 #include "pipeline/pairs_cuda.h"
 #include "pipeline/window_chunks.h"
 #include "quantize/statistics_cuda.h"
 
 namespace w4q::pipeline {
 namespace {
-
-/// Rows that go through a layer together, if a window is not longer. Bytes depend on it.
-constexpr int64_t chunk_rows = 4096;
 
 /// What one layer takes while it is calibrated or packed, generously: matrices of the widest input in fp64 and fp32,
 /// those of every expert's inputs, the weights in fp32 twice, and a rest.
@@ -76,7 +74,7 @@ struct CalibrationCuda::Impl {
       : work(std::move(work_)),
         config(config_),
         shape(shape_),
-        batch(std::clamp<int64_t>(chunk_rows / shape.length, 1, shape.samples)),
+        batch(std::clamp<int64_t>(calibration_chunk_rows / shape.length, 1, shape.samples)),
         window_values(shape.length * config.hidden_size),
         decoder(config, shape.length, batch, work->stream, shape.samples),
         own_rows(shape.length, config.layer_embedding_size),

@@ -52,8 +52,9 @@ struct QuantizeRequest {
   std::string preset = {};  ///< the one that the steps come from: plans tell what each of them costs
   std::vector<std::filesystem::path> read_files;  ///< where parts of this request were read from: recipe, codebook
   bool overwrite = false;
-  Sharing sharing = {};   ///< with other ranks, and with a run that was ended
-  int planned_ranks = 0;  ///< plan_quantize says how so many would share it; 0: not asked
+  Sharing sharing = {};             ///< with other ranks, and with a run that was ended
+  int planned_ranks = 0;            ///< plan_quantize says how so many would share it; 0: not asked
+  bool planned_conversion = false;  ///< … and what they pack is read and written once more, for a dialect
 };
 
 /// Everything that a request reads, which no output of it may replace.

@@ -67,6 +67,11 @@ CalibrationWindows part_of(const CalibrationWindows& windows, int rank, int rank
   return part;
 }
 
+int64_t travelling_memory(const model::ModelConfig& config, const CalibrationOptions& options, int ranks) {
+  const bool travel = ranks > 1 && options.gpu == nullptr && !options.pairs;
+  return travel ? 3 * statistics_memory(config, options.gram) : 0;
+}
+
 SharedWalk::SharedWalk(ranks::Ranks& ranks, const model::OpenedModel& model, const CalibrationWindows& windows,
                        const CalibrationOptions& options, std::vector<int> owners, int together)
     : ranks_(ranks),

@@ -30,6 +30,10 @@ CalibrationWindows read_windows(ranks::Ranks& ranks, const model::OpenedModel& m
 /// The part of the windows that a rank decodes, which is one piece of the text.
 CalibrationWindows part_of(const CalibrationWindows& windows, int rank, int ranks);
 
+/// Bytes that a rank needs beyond what one process does, for sums on their way: those that came, those that leave, and
+/// those that wait to be worked on. On a GPU none travel.
+int64_t travelling_memory(const model::ModelConfig& config, const CalibrationOptions& options, int ranks);
+
 class SharedWalk {
  public:
   /// `owners`: of each layer the rank that wants its sums; −1: none does. `together`: how many layers are complete before

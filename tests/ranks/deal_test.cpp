@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <fstream>
 #include <numeric>
 
 #include "core/rng.h"
 #include "launch.h"
+#include "pipeline/plan.h"
 #include "pipeline/shared_output.h"
 #include "support.h"
 
@@ -77,6 +79,60 @@ TEST_F(RanksPlanned, SharesAddUpToTheWhole) {
   // What came last to the fullest rank came when it had at most a third of the rest.
   EXPECT_LE(3 * most, reads + 2 * largest);
   EXPECT_FALSE(std::filesystem::exists(path("q")));
+}
+
+/// Four windows for 64 ranks: four decode them, as many have a layer, the others what is left or nothing.
+TEST_F(RanksPlanned, RanksWithoutWorkAskForNothing) {
+  const auto run = quantize("q", {"--recipe", "kbit3: feedback", "--calib", own_text(), "--samples", "4", "--length",
+                                  "64", "--device", "cpu", "--dry-run", "--ranks", "64"});
+  ASSERT_EQ(run.status, 0) << run.err;
+  const auto plan = run.json();
+  const auto& each = plan.at("ranks").at("each");
+  int64_t layers = 0;
+  for (const auto& tensor : plan.at("tensors")) {
+    const bool inside = tensor.at("name").get<std::string>().find(".layers.") != std::string::npos;
+    layers += inside ? tensor.at("bytes_before").get<int64_t>() : 0;
+  }
+  int64_t reads = 0, idle = 0;
+  for (const auto& own : each) {
+    reads += own.at("reads").get<int64_t>();
+    if (own.at("parts") != 0) continue;
+    ++idle;
+    EXPECT_EQ(own.at("reads"), 0);
+    EXPECT_EQ(own.at("seconds"), 0);
+    EXPECT_EQ(own.at("memory_bytes"), pipeline::base_memory);
+  }
+  EXPECT_GE(idle, 50);
+  EXPECT_EQ(reads, plan.at("bytes_before").get<int64_t>() + 4 * layers);
+  EXPECT_GT(each.at(0).at("memory_bytes"), plan.at("expected_memory_bytes"));  // sums travel
+}
+
+/// What was packed is read and written once more for a dialect.
+TEST_F(RanksPlanned, TheSecondStepOfADialectCounts) {
+  const auto run = quantize(
+      "q", {"--scheme", "int4-g64-f16-asym", "--to", "awq-gemm", "--device", "cpu", "--dry-run", "--ranks", "3"});
+  ASSERT_EQ(run.status, 0) << run.err;
+  const auto plan = run.json();
+  int64_t reads = 0, writes = 0;
+  for (const auto& own : plan.at("ranks").at("each")) {
+    reads += own.at("reads").get<int64_t>();
+    writes += own.at("writes").get<int64_t>();
+  }
+  EXPECT_EQ(reads, plan.at("bytes_before").get<int64_t>() + plan.at("bytes_after").get<int64_t>());
+  EXPECT_EQ(writes, 2 * plan.at("bytes_after").get<int64_t>());
+}
+
+/// One layer whose sums, 44 MB, fit where none travel.
+TEST_F(RanksPlanned, MemoryThatSumsOnTheirWayTakeCounts) {
+  if (const auto why = no_ranks(); !why.empty()) GTEST_SKIP() << why;
+  write_sparse_model(path("m"), 1, 1024, 2816);
+  const std::string ids = path("ids");
+  std::ofstream(ids, std::ios::binary) << std::string(4096, '\0');
+  const auto run = run_ranks(2, {"calibrate", path("m"), "--ids", ids, "-o", path("s.safetensors"), "--samples", "4",
+                                 "--length", "64", "--max-memory", "200MB", "--device", "cpu", "--quiet"});
+  EXPECT_EQ(run.status, 2) << run.err;
+  EXPECT_EQ(count(run.err, "error: --max-memory 200 MB is not enough"), 1u) << run.err;
+  EXPECT_NE(run.err.find("for sums that go from rank to rank"), std::string::npos) << run.err;
 }
 
 TEST_F(RanksPlanned, BelongsToADryRun) {
