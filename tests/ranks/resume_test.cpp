@@ -2,8 +2,10 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 
 #include "core/rng.h"
 #include "io/files.h"
@@ -191,6 +193,42 @@ TEST_F(Resumed, WithoutTheOptionNothingIsLeftOrTaken) {
   ASSERT_EQ(run.status, 0) << run.err;
   EXPECT_EQ(notes(run).find("resumed"), std::string::npos);
   EXPECT_TRUE(hidden("q").empty());
+}
+
+/// One of three ranks is killed once a part is finished, in a run that is calibrated and in one that is compressed; two go
+/// on.
+TEST_F(Resumed, AKilledRankOfACalibratedOrCompressedRunIsTakenUp) {
+  if (const auto why = no_ranks(); !why.empty()) GTEST_SKIP() << why;
+  const auto calibrated_words = [&](const std::string& name) { return calibrated(name); };
+  const auto compressed_words = [&](const std::string& name) { return with(slow(name), {"--compress"}); };
+  for (const std::function<std::vector<std::string>(const std::string&)>& words :
+       {std::function(calibrated_words), std::function(compressed_words)}) {
+    const auto undisturbed = run_w4q(words("whole"));
+    ASSERT_EQ(undisturbed.status, 0) << undisturbed.err;
+    const pid_t launcher = start_w4q_behind(mpirun(3), words("q"));
+    int status = 0;
+    std::error_code none;
+    while (hidden("q").empty() || fs::file_size(hidden("q") / "w4q_journal.0.jsonl", none) < 500 || none) {
+      ASSERT_EQ(::waitpid(launcher, &status, WNOHANG), 0) << "it ended before it was met";
+      ::usleep(500);
+    }
+    const auto ranks = children_of(launcher);
+    ASSERT_EQ(ranks.size(), 3u);
+    ::kill(ranks[1], SIGKILL);
+    // mpirun has been seen to wait for ranks that had ended.
+    for (int tenths = 0; ::waitpid(launcher, &status, WNOHANG) == 0; ++tenths) {
+      ::usleep(100'000);
+      if (tenths == 300) ::kill(launcher, SIGKILL);
+    }
+    ASSERT_FALSE(fs::exists(path("q"))) << "it ended before it was met";
+    const auto resumed = run_w4q_behind(mpirun(2), words("q"));
+    ASSERT_EQ(resumed.status, 0) << resumed.err;
+    EXPECT_NE(notes(resumed).find("parts were finished"), std::string::npos) << notes(resumed);
+    EXPECT_EQ(notes(resumed).find("resumed: 0 of"), std::string::npos) << notes(resumed);
+    EXPECT_EQ(folder_digest(path("q")), folder_digest(path("whole")));
+    fs::remove_all(path("q"));
+    fs::remove_all(path("whole"));
+  }
 }
 
 /// Ranks killed at random moments, or all of them with their launcher; the next run of another number of ranks goes on.
