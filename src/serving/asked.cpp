@@ -47,6 +47,25 @@ StatedScheme read_blocks(const Json& block, StatedScheme scheme) {
   return scheme;
 }
 
+/// Humming's keys over what `common` says; each stands under several names.
+StatedScheme humming_scheme(const Json& object, StatedScheme common) {
+  const auto last_text = [&](std::initializer_list<const char*> keys) {
+    std::string found;
+    for (const char* key : keys) found = found.empty() ? text(object, key) : found;
+    return found;
+  };
+  common = integers(object, common);
+  const std::string codes = last_text({"b_dtype", "weight_dtype", "dtype"});
+  const size_t digit = codes.find_first_of("0123456789");
+  if (digit != std::string::npos) common.bits = codes[digit] - '0';
+  for (const char* key : {"group_size", "weight_scale_group_size"}) common.group = group_of(object, key, common.group);
+  for (const char* key : {"group_size_n", "weight_scale_group_size_n"}) {
+    common.block_rows = integer(object, key).value_or(common.block_rows);
+  }
+  if (const auto zeros = boolean(object, "has_zero_point")) common.symmetric = !*zeros;
+  return common;
+}
+
 StatedScheme modelopt_scheme(std::string_view algorithm, const Json& object) {
   if (algorithm.find("MXFP8") != std::string_view::npos) return {.form = Form::mxfp8, .bits = 8, .group = 32};
   if (algorithm.find("NVFP4") != std::string_view::npos) {
@@ -152,7 +171,7 @@ AskedSchemes::AskedSchemes(const StoredModel& model) : model_(model) {
       common_ = integers(quantization, {.form = form_of_ints(model), .bits = 4, .group = 128});
       break;
     case Method::humming:
-      common_ = integers(quantization, {.form = Form::humming, .bits = 4, .group = -1});
+      common_ = humming_scheme(quantization, {.form = Form::humming, .bits = 4, .group = -1});
       break;
     case Method::fp8:
       common_ = read_blocks(member(quantization, "weight_block_size"), {});
@@ -184,7 +203,8 @@ AskedSchemes::AskedSchemes(const StoredModel& model) : model_(model) {
   if (rules.is_object() && common_) {
     for (const auto& [key, value] : rules.items()) {
       const bool out = key.starts_with("-:"), marked = out || key.starts_with("+:");
-      const StatedScheme scheme = integers(value, *common_);
+      const StatedScheme scheme =
+          model.method() == Method::humming ? humming_scheme(value, *common_) : integers(value, *common_);
       if (model.method() == Method::auto_round && key.find_first_of("*+?^$()[]{}|\\") == std::string::npos) {
         mixed_.emplace(key, scheme);
         continue;

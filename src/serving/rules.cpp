@@ -29,7 +29,7 @@ void Findings::add(Severity severity, std::string tensor, std::string place, std
 std::vector<Rule> rules() {
   std::vector<Rule> all;
   for (const auto rows :
-       {format_rules, config_rules, layer_rules, file_rules, parallel_rules, value_rules, gguf_rules}) {
+       {format_rules, config_rules, kernel_rules, layer_rules, file_rules, parallel_rules, value_rules, gguf_rules}) {
     std::ranges::move(rows(), std::back_inserter(all));
   }
   return all;

@@ -69,6 +69,9 @@ struct Rule {
   void (*check)(const Question&, Findings&);
 };
 
+/// The dialects that hold the codes of integers without an order of groups, and load: a remedy.
+std::string same_codes(Program program, const StatedScheme& scheme);
+
 /// In the order in which they are asked.
 std::vector<Rule> rules();
 
@@ -87,6 +90,7 @@ std::vector<Rule> config_rules();    ///< quantization_config
 std::vector<Rule> layer_rules();     ///< layers as config.json makes them against tensors
 std::vector<Rule> file_rules();      ///< missing tensors, types and shapes
 std::vector<Rule> parallel_rules();  ///< sizes over GPUs
+std::vector<Rule> kernel_rules();    ///< weights and inputs together
 std::vector<Rule> value_rules();     ///< orders of groups, factors, scales of the cache
 std::vector<Rule> gguf_rules();      ///< types of GGUF files
 

@@ -12,8 +12,6 @@ namespace {
 using enum Program;
 using io::Json;
 
-constexpr std::string_view holds_same = "w4q repack --to awq-gemm (4 bits) or compressed-tensors holds the same codes";
-
 bool is_marlin_group(int64_t group) { return group == -1 || group == 32 || group == 64 || group == 128; }
 
 std::string at(const StoredModel& model, std::string_view key) { return concat(model.place(), ".", key); }
@@ -95,7 +93,7 @@ void gptq_types(const Question& question, Findings& findings) {
     const bool asymmetric = !scheme.symmetric;
     findings.add(Severity::refused, {}, concat(place, asymmetric ? ".sym" : ".bits"), "4 or 8 bits, symmetric",
                  concat(scheme.bits, " bits, ", asymmetric ? "with zero points" : "symmetric"),
-                 std::string(holds_same));
+                 same_codes(question.program, scheme));
   }
 }
 
@@ -104,7 +102,7 @@ void gptq_groups(const Question& question, Findings& findings) {
   for (const auto& [place, scheme] : settings(question)) {
     if (scheme.form != Form::gptq || is_marlin_group(scheme.group)) continue;
     findings.add(Severity::refused, {}, concat(place, ".group_size"), "-1, 32, 64 or 128", concat(scheme.group),
-                 std::string(holds_same));
+                 same_codes(question.program, scheme));
   }
 }
 

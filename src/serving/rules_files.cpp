@@ -14,9 +14,8 @@ using enum Program;
 constexpr Programs loaders_of_folders{vllm, sglang, transformers, trt_llm, mlx};
 
 constexpr std::string_view make_again = "the file is damaged or incomplete: make it again";
-constexpr std::string_view other_scheme =
-    "the file is damaged, or the program takes it for another scheme than it has: parts of what is loaded as one share "
-    "one";
+constexpr std::string_view other_scheme = "the file is damaged, or the program takes it for another scheme than it has";
+constexpr std::string_view one_scheme = "parts of what is loaded as one share a scheme: quantize them alike";
 
 int64_t blocks(int64_t size, int64_t block) { return block <= 0 ? 1 : (size + block - 1) / block; }
 
@@ -80,6 +79,19 @@ std::vector<Wanted> wanted_fp8(const StoredLinear& linear, const StatedScheme& s
   return {{"weight_scale", types, {{}, {1}, {n}, {n, 1}, {1, 1}}}};
 }
 
+/// Inputs are told by scales of groups alone.
+std::vector<Wanted> wanted_humming(const StoredLinear& linear, const StatedScheme& scheme) {
+  const io::TensorInfo* const scales = linear.find("weight_scale");
+  const std::vector<DType> types{DType::f16, DType::bf16, DType::f32, DType::f8_e4m3, DType::f8_e8m0, DType::u8};
+  const int64_t n = linear.n;
+  if (scheme.group < 0) return {{"weight_scale", types, {{}, {1}, {n}, {n, 1}, {1, 1}}}};
+  if (scheme.block_rows > 0 || scales == nullptr || scales->shape.size() != 2) return {{"weight_scale", types, {}}};
+  const int64_t k = scales->shape[1] * scheme.group;
+  std::vector<Wanted> list{{"weight", {DType::i32}, {{n, k * scheme.bits / 32}}}};
+  if (!scheme.symmetric) list.push_back({"zero_point", {DType::i32}, {{n * scheme.bits / 32, scales->shape[1]}}});
+  return list;
+}
+
 std::vector<Wanted> wanted(const StoredLinear& linear, const StatedScheme& scheme, Method method) {
   const int64_t n = linear.n, k = linear.k;
   const std::vector<Shape> one{{}, {1}};
@@ -105,6 +117,8 @@ std::vector<Wanted> wanted(const StoredLinear& linear, const StatedScheme& schem
     case Form::fp8:
     case Form::mxfp8:
       return wanted_fp8(linear, scheme, method);
+    case Form::humming:
+      return wanted_humming(linear, scheme);
     case Form::int8:
       return {{"weight_scale", halves, {{}, {1}, {n}, {n, 1}, {n, scheme.group > 0 ? blocks(k, scheme.group) : 1}}}};
     default:
@@ -121,7 +135,13 @@ std::string shapes_text(const std::vector<Shape>& shapes) {
   return join(texts, " or ");
 }
 
-void tensors_of(const Question& question, const std::string& path, const StoredLinear& linear,
+std::string types_text(const std::vector<DType>& types) {
+  std::vector<std::string> texts;
+  for (const DType type : types) texts.emplace_back(dtype_name(type));
+  return join(texts, " or ");
+}
+
+void tensors_of(const Question& question, const Layer& layer, const std::string& path, const StoredLinear& linear,
                 const StatedScheme& scheme, Findings& findings) {
   const StoredModel& model = question.model;
   const std::string base = path + (path.empty() ? "" : ".");
@@ -135,11 +155,14 @@ void tensors_of(const Question& question, const std::string& path, const StoredL
       continue;
     }
     const bool typed = std::ranges::find(each.dtypes, info->dtype) != each.dtypes.end();
-    const bool shaped = std::ranges::find(each.shapes, info->shape) != each.shapes.end();
+    const bool shaped = each.shapes.empty() || std::ranges::find(each.shapes, info->shape) != each.shapes.end();
     if (typed && shaped) continue;
+    // The type that is there, where that is not what differs.
+    const std::string types = typed ? std::string(dtype_name(info->dtype)) : types_text(each.dtypes);
     findings.add(Severity::refused, info->name, {},
-                 concat(dtype_name(each.dtypes.front()), " ", shapes_text(each.shapes), ", by ", to_text(scheme)),
-                 concat(dtype_name(info->dtype), " ", shape_text(info->shape)), std::string(other_scheme));
+                 concat(types, " ", shapes_text(each.shapes), ", by ", to_text(scheme)),
+                 concat(dtype_name(info->dtype), " ", shape_text(info->shape)),
+                 std::string(typed && layer.parts.size() > 1 ? one_scheme : other_scheme));
   }
   if (linear.form == Form::words && scheme.symmetric && linear.find("weight_zero_point") != nullptr) {
     // Who has no place for a tensor either ends there or leaves it out.
@@ -159,7 +182,7 @@ void shapes(const Question& question, Findings& findings) {
     if (!asked.scheme || !asked.refused.empty()) continue;
     for (const auto& part : layer.parts) {
       const StoredLinear& linear = model.linears().find(part)->second;
-      if (linear.form != Form::plain) tensors_of(question, part, linear, *asked.scheme, findings);
+      if (linear.form != Form::plain) tensors_of(question, layer, part, linear, *asked.scheme, findings);
     }
   }
 }

@@ -159,6 +159,50 @@ void fused_forms(const Question& question, Findings& findings) {
   }
 }
 
+/// Words and scales of a row of outputs; "": headers do not tell.
+std::string row_text(const StoredLinear& linear) {
+  const io::TensorInfo* const codes = linear.find("weight");
+  const io::TensorInfo* const scales = linear.find("weight_scale");
+  if (linear.form != Form::humming || codes == nullptr || codes->shape.size() != 2) return {};
+  const int64_t groups = scales == nullptr || scales->shape.size() != 2 ? 1 : scales->shape[1];
+  return concat(codes->shape[1], " words and ", groups, " scales a row",
+                linear.find("zero_point") == nullptr ? "" : ", with zero points");
+}
+
+/// Where only headers tell widths, as Humming's: parts that read the same inputs have the same words and groups.
+void fused_widths(const Question& question, Findings& findings) {
+  const StoredModel& model = question.model;
+  if (model.method() != Method::humming) return;
+  std::map<std::string, std::vector<std::string>> groups;
+  for (const auto& [path, linear] : model.linears()) {
+    const FusedRow* const row = fused_row(last_part(path));
+    const ExpertPlace place = expert_place(path);
+    if (row == nullptr && place.mixture.empty()) continue;
+    const std::string_view last = row == nullptr ? place.projection : row->name;
+    groups[concat(place.mixture.empty() ? parent(path) : place.mixture, ".", last)].push_back(path);
+  }
+  for (const auto& [name, parts] : groups) {
+    std::map<std::string, size_t> counts;
+    for (const auto& part : parts) ++counts[row_text(model.linears().find(part)->second)];
+    counts.erase("");
+    if (counts.size() < 2) continue;
+    const std::string& most =
+        std::ranges::max_element(counts, {}, &std::pair<const std::string, size_t>::second)->first;
+    for (const auto& part : parts) {
+      const StoredLinear& linear = model.linears().find(part)->second;
+      std::string row = row_text(linear);
+      if (row.empty() || row == most) continue;
+      findings.add(Severity::refused, linear.name(), {}, concat(most, ", as the others of ", last_part(name)),
+                   std::move(row), "one scheme for all parts of what servers fuse");
+    }
+  }
+}
+
+void fused(const Question& question, Findings& findings) {
+  fused_forms(question, findings);
+  fused_widths(question, findings);
+}
+
 void routers(const Question& question, Findings& findings) {
   for (const auto& [path, linear] : question.model.linears()) {
     if (!is_packed(linear) || !is_router(path) || linear.form == Form::other) continue;
@@ -269,9 +313,9 @@ std::vector<Rule> layer_rules() {
        layers},
       {"fused",
        {vllm, sglang, trt_llm},
-       "q, k, v, and gate, up, and all experts have one form",
-       "vllm compressed_tensors.py get_scheme",
-       fused_forms},
+       "q, k, v, and gate, up, and all experts have one form; of Humming one width and groups",
+       "vllm compressed_tensors.py get_scheme, humming.py get_layer_weight_schema",
+       fused},
       {"routers",
        {vllm, sglang, trt_llm},
        "routers stay in 16 bit",

@@ -144,7 +144,8 @@ TEST_F(Serving, QuantizeChoosesASchemeWhereNoneIsGiven) {
 TEST_F(Serving, QuantizeFindsDialectsOfSmallFloats) {
   const std::vector<std::array<std::string, 3>> rows{{"nvfp4", "vllm,sglang,transformers", "compressed-tensors-float"},
                                                      {"nvfp4", "trt-llm,vllm", "modelopt"},
-                                                     {"fp8-block128", "sglang,trt-llm", "compressed-tensors-float"},
+                                                     {"fp8-block128", "vllm,trt-llm", "compressed-tensors-float"},
+                                                     {"fp8-block128", "sglang,trt-llm", "fp8"},
                                                      {"nf4", "sglang,transformers", "bitsandbytes-nf4"}};
   for (const auto& [scheme, programs, to] : rows) {
     const auto result =

@@ -13,7 +13,19 @@
 
 namespace w4q::test {
 
-enum class Words { plain, awq, gptq, compressed, fp8_blocks, fp8_channel, nvfp4, nvfp4_modelopt, mxfp4, humming };
+enum class Words {
+  plain,
+  awq,
+  gptq,
+  compressed,
+  fp8_blocks,
+  fp8_channel,
+  nvfp4,
+  nvfp4_modelopt,
+  mxfp4,
+  humming,
+  bytes
+};
 
 struct MadeHeaders {
   io::Json config;
@@ -77,6 +89,9 @@ struct MadeHeaders {
       case Words::humming:
         put(path + ".weight", DType::i32, {n, k * width / 32});
         return put(path + ".weight_scale", DType::bf16, {n, groups});
+      case Words::bytes:
+        put(path + ".weight", DType::i8, {n, k});
+        return put(path + ".weight_scale", DType::bf16, {n, groups});
     }
   }
 
@@ -134,6 +149,8 @@ inline io::Json quantization_of(Words words, int bits, int64_t group, bool zeros
       return {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"ignore", {"lm_head"}}};
     case Words::mxfp4:
       return compressed_quantization(4, 32, false, "mxfp4-pack-quantized", "float");
+    case Words::bytes:
+      return compressed_quantization(bits, group, zeros, "int-quantized");
     case Words::humming:
       return {{"quant_method", "humming"}, {"b_dtype", concat("uint", bits)}, {"bits", bits}, {"group_size", group}};
   }

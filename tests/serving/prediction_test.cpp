@@ -32,6 +32,13 @@ struct Clean {
   std::vector<Program> loads;  ///< all others refuse it
 };
 
+/// … whose inputs are quantized a token.
+MadeHeaders with_inputs(MadeHeaders made) {
+  made.quantization()["config_groups"]["group_0"]["input_activations"] = {
+      {"num_bits", 8}, {"type", "float"}, {"strategy", "token"}, {"symmetric", true}, {"dynamic", true}};
+  return made;
+}
+
 std::vector<Clean> clean_models() {
   const std::vector<Program> readers{vllm, sglang, transformers}, folders{vllm, sglang, transformers, trt_llm, mlx};
   std::vector<Clean> list;
@@ -53,7 +60,9 @@ std::vector<Clean> clean_models() {
     add("int7", made_headers(Words::compressed, 7, 64, false, mixture), {vllm, transformers});
     add("FP8 in blocks", made_headers(Words::fp8_blocks, 8, 128, false, mixture),
         {vllm, sglang, transformers, trt_llm});
-    add("FP8 a row", made_headers(Words::fp8_channel, 8, 128, false, mixture), {vllm, sglang, transformers, trt_llm});
+    const std::vector<Program> servers{vllm, sglang, transformers, trt_llm}, without{transformers, trt_llm};
+    add("FP8 a row", made_headers(Words::fp8_channel, 8, 128, false, mixture), mixture ? without : servers);
+    add("FP8 a row, dynamic inputs", with_inputs(made_headers(Words::fp8_channel, 8, 128, false, mixture)), servers);
     if (!mixture) add("NVFP4", made_headers(Words::nvfp4, 4, 16, false, mixture), readers);
     add("NVFP4 of ModelOpt", made_headers(Words::nvfp4_modelopt, 4, 16, false, mixture), {vllm, sglang, trt_llm});
     add("Humming", made_headers(Words::humming, 4, 128, false, mixture), {vllm, sglang});
@@ -187,6 +196,27 @@ std::vector<Fault> faults() {
       {"ct-groups", "FP8 to mlx", made_headers(Words::fp8_channel), [](MadeHeaders&) {}, mlx, "float-quantized"},
       {"ct-floats", "MXFP4 beside experts", made_headers(Words::mxfp4, 4, 32), [](MadeHeaders&) {}, sglang,
        "down_proj"},
+      {"ct-kernels", "a byte a code without inputs", made_headers(Words::bytes, 8, -1), [](MadeHeaders&) {}, vllm,
+       "input_activations"},
+      {"ct-kernels", "… of 3 bits", made_headers(Words::bytes, 3, 64), [](MadeHeaders&) {}, sglang,
+       "--to humming holds the same codes"},
+      {"ct-kernels", "FP8 of blocks without inputs", made_headers(Words::fp8_channel),
+       [&](MadeHeaders& made) {
+         weights(made)["strategy"] = "block", weights(made)["block_structure"] = {128, 128};
+       },
+       sglang, "--to fp8 holds the same codes"},
+      {"ct-kernels", "MXFP8", made_headers(Words::fp8_channel),
+       [&](MadeHeaders& made) { weights(made)["strategy"] = "group", weights(made)["group_size"] = 32; }, sglang,
+       "MXFP8"},
+      {"ct-kernels", "experts of FP8 a row", made_headers(Words::fp8_channel, 8, 128, false, true), [](MadeHeaders&) {},
+       vllm, "layers.1.mlp.experts"},
+      {"ct-kernels", "experts of FP8 a tensor", made_headers(Words::fp8_channel, 8, 128, false, true),
+       [&](MadeHeaders& made) { weights(made)["strategy"] = "tensor"; }, sglang, "--activation-scales"},
+      {"modelopt-experts", "FP8 of rows", made_headers(Words::fp8_channel, 8, 128, false, true),
+       with([](io::Json& json) {
+         json = {{"quant_method", "modelopt"}, {"quant_algo", "FP8_PER_CHANNEL_PER_TOKEN"}, {"ignore", {"lm_head"}}};
+       }),
+       vllm, "FP8_PER_CHANNEL_PER_TOKEN"},
       {"cache-scheme", "integers", ct, with([](io::Json& json) {
          json["kv_cache_scheme"] = {{"type", "int"}, {"num_bits", 8}, {"strategy", "tensor"}, {"symmetric", true}};
        }),
@@ -275,6 +305,23 @@ std::vector<Fault> faults() {
          replace_linear(made, "model.layers.1.self_attn.k_proj", 512, 1024, Words::fp8_channel);
        },
        trt_llm, "k_proj"},
+      {"fused", "q of 8 bits in Humming", made_headers(Words::humming),
+       [](MadeHeaders& made) { replace_linear(made, q, 1024, 1024, Words::humming, 8); }, vllm, "q_proj"},
+      {"fused", "one expert of 8 bits in Humming", made_headers(Words::humming, 4, 128, false, true),
+       [](MadeHeaders& made) {
+         replace_linear(made, "model.layers.0.mlp.experts.2.up_proj", 768, 1024, Words::humming, 8);
+       },
+       sglang, "experts.2.up_proj"},
+      {"tensors", "o of 8 bits in Humming, by no rule", made_headers(Words::humming),
+       [](MadeHeaders& made) {
+         replace_linear(made, "model.layers.1.self_attn.o_proj", 1024, 1024, Words::humming, 8);
+       },
+       vllm, "o_proj"},
+      {"tensors", "k of 8 bits: the types are right", ct,
+       [](MadeHeaders& made) { replace_linear(made, q, 1024, 1024, Words::compressed, 8); }, vllm,
+       "BF16 [1024, 8]; expected BF16 [1024, 16], by 4-bit compressed-tensors words, symmetric, groups of 128; parts "
+       "of "
+       "what is loaded as one share a scheme"},
       {"fused", "one expert in 16 bit", mixture,
        [](MadeHeaders& made) { replace_linear(made, "model.layers.0.mlp.experts.2.up_proj", 768, 1024, Words::plain); },
        vllm, "experts.2.up_proj"},

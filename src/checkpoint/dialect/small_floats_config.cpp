@@ -102,6 +102,42 @@ Json modelopt_weights(const Scheme& scheme) {
   return weights;
 }
 
+/// FP8 with one scale that calibration found.
+Json fixed_fp8() {
+  return {{"num_bits", 8},         {"type", "float"},
+          {"symmetric", true},     {"strategy", "tensor"},
+          {"group_size", nullptr}, {"dynamic", false},
+          {"actorder", nullptr},   {"block_structure", nullptr},
+          {"observer", "minmax"},  {"observer_kwargs", Json::object()}};
+}
+
+/// What goes with the weights of a group of config_groups: a scale that was measured, or such as programs find while they
+/// run; null: activations stay as they are.
+Json inputs_of(const Json& group) {
+  const Json& weights = group.at("weights");
+  Json inputs = fixed_fp8();
+  if (group.at("format") == nvfp4_format) {
+    inputs.update({{"num_bits", 4}, {"strategy", "tensor_group"}, {"group_size", 16}, {"dynamic", "local"}});
+    return inputs;
+  }
+  if (group.at("format") != fp8_format) return nullptr;
+  if (weights.at("strategy") == "tensor") return inputs;
+  inputs["dynamic"] = true;
+  inputs["observer"] = nullptr;
+  const bool blocks = weights.at("strategy") == "block";
+  inputs["strategy"] = blocks ? "group" : "token";
+  if (blocks) inputs["group_size"] = 128;
+  return inputs;
+}
+
+/// Whether servers have a group's experts with quantized inputs alone: FP8 whose inputs have scales that are found as a
+/// model runs.
+bool needs_dynamic_inputs(const std::vector<const DialectLinear*>& group) {
+  const Scheme& scheme = group.front()->scheme;
+  if (format_of(scheme) != fp8_format || scheme.block == formats::whole_tensor) return false;
+  return std::ranges::any_of(group, [](const auto* linear) { return !expert_place(linear->name).mixture.empty(); });
+}
+
 }  // namespace
 
 bool is_float_format(std::string_view format) noexcept {
@@ -141,6 +177,8 @@ Json describe_float_groups(const std::vector<DialectLinear>& linears, const std:
                                       {"weights", describe_weights(scheme)},
                                       {"input_activations", nullptr},
                                       {"output_activations", nullptr}};
+    Json& group = described[concat("group_", i)];
+    if (needs_dynamic_inputs(groups[i])) group["input_activations"] = inputs_of(group);
   }
   const auto other = [&](const auto& group) {
     return format_of(group.front()->scheme) != format_of(linears[0].scheme);
@@ -155,38 +193,6 @@ Json describe_float_groups(const std::vector<DialectLinear>& linears, const std:
           {"config_groups", described},           {"ignore", names_wherever(ignored(linears, kept), packed)},
           {"kv_cache_scheme", nullptr},           {"global_compression_ratio", nullptr}};
 }
-
-namespace {
-
-/// FP8 with one scale that calibration found.
-Json fixed_fp8() {
-  return {{"num_bits", 8},         {"type", "float"},
-          {"symmetric", true},     {"strategy", "tensor"},
-          {"group_size", nullptr}, {"dynamic", false},
-          {"actorder", nullptr},   {"block_structure", nullptr},
-          {"observer", "minmax"},  {"observer_kwargs", Json::object()}};
-}
-
-/// What goes with the weights of a group of config_groups: a scale that was measured, or such as programs find while they
-/// run; null: activations stay as they are.
-Json inputs_of(const Json& group) {
-  const Json& weights = group.at("weights");
-  Json inputs = fixed_fp8();
-  if (group.at("format") == nvfp4_format) {
-    inputs.update({{"num_bits", 4}, {"strategy", "tensor_group"}, {"group_size", 16}, {"dynamic", "local"}});
-    return inputs;
-  }
-  if (group.at("format") != fp8_format) return nullptr;
-  if (weights.at("strategy") == "tensor") return inputs;
-  inputs["dynamic"] = true;
-  inputs["observer"] = nullptr;
-  const bool blocks = weights.at("strategy") == "block";
-  inputs["strategy"] = blocks ? "group" : "token";
-  if (blocks) inputs["group_size"] = 128;
-  return inputs;
-}
-
-}  // namespace
 
 void state_float_activations(Json& quantization, bool inputs, bool cache) {
   if (inputs) {
