@@ -39,10 +39,10 @@ void add_allocation(CLI::App& command, AllocationArguments& arguments, CLI::Opti
       ->type_name("FILE")
       ->group(packed_group);
   command
-      .add_flag(
-          "--no-ties", arguments.untied,
-          "A width for each linear even where --to or --for is about programs that load q, k, v and gate, up and all "
-          "experts as one")
+      .add_flag("--no-ties", arguments.untied,
+                "A width for each linear, and recipes as they are, even where --to or --for is about programs that "
+                "load q, k, "
+                "v and gate, up and all experts as one")
       ->group(packed_group);
   weight->excludes(size);
   for (CLI::Option* target : {weight, size}) target->excludes(&recipe)->excludes(&bits);
@@ -53,8 +53,9 @@ void set_allocation(const AllocationArguments& arguments, bool served, pipeline:
     if (!arguments.save_recipe.empty()) check_outside(arguments.save_recipe, request.output);
     request.allocation = {arguments.bits_per_weight, static_cast<int64_t>(arguments.bytes), arguments.save_recipe,
                           served && !arguments.untied};
-  } else if (arguments.untied) {
-    throw Error(ErrorCode::bad_argument, "--no-ties is about --target-bpw and --target-size").hint("--target-bpw 4.25");
+  } else if (arguments.untied && !request.recipe) {
+    throw Error(ErrorCode::bad_argument, "--no-ties is about --target-bpw, --target-size and a file for --recipe")
+        .hint("--target-bpw 4.25");
   } else if (!arguments.save_recipe.empty()) {
     throw Error(ErrorCode::bad_argument, "--save-recipe saves what --target-bpw or --target-size chose")
         .hint("--target-bpw 3.5");

@@ -20,7 +20,7 @@ struct AllocationArguments {
 void add_allocation(CLI::App& command, AllocationArguments& arguments, CLI::Option& recipe, CLI::Option& bits);
 
 /// Puts the target into `request`; `served`: for programs that load q, k, v and gate, up as one. Throws bad_argument for
-/// --save-recipe and --no-ties without one.
+/// --save-recipe without one, and for --no-ties without one or a recipe.
 void set_allocation(const AllocationArguments& arguments, bool served, pipeline::QuantizeRequest& request);
 
 }  // namespace w4q::app

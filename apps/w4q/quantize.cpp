@@ -136,6 +136,7 @@ pipeline::QuantizeRequest request(const QuantizeArguments& options) {
     quality.recipe = line.steps;
   } else if (!options.recipe.empty()) {
     result.recipe = pipeline::read_recipe(options.recipe);
+    result.fused_alike = is_served(options) && !options.allocation.untied && !options.serving.anyway;
     result.read_files.emplace_back(options.recipe);
     quality.recipe = result.recipe->steps;
   }

@@ -40,6 +40,7 @@ struct QuantizeRequest {
   std::vector<formats::Scheme> residual;       ///< further passes, each of what those before it left over
   quantize::RotationChoice rotation;           ///< for passes of rotated schemes
   std::optional<quantize::Recipe> recipe;      ///< decides alone which modules are packed, and how
+  bool fused_alike = false;                    ///< a recipe is refused whose schemes differ in what servers load as one
   std::optional<AllocationTarget> allocation;  ///< needs `calibrated`; widths instead of those of the schemes
   std::vector<std::string> keep;               ///< globs of modules that stay in 16 bit, whatever else is said
   bool lm_head = false;                        ///< pack the head too

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/fused.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "model/model.h"
@@ -162,6 +163,25 @@ void put_together(Plan& plan, const model::StackedExperts& stack, const io::Chec
   std::erase_if(plan.tensors, is_expert);
 }
 
+/// Throws bad_argument for the first layer of servers whose linears a recipe gives several schemes.
+void require_fused_alike(const Plan& plan) {
+  std::map<std::string, const TensorPlan*> first;
+  for (const auto& tensor : plan.tensors) {
+    const std::string module(model::module_path(tensor.name));
+    const std::string name = checkpoint::served_name(module);
+    if (name == module || !is_weight_dtype(tensor.dtype) || tensor.shape.size() < 2) continue;
+    const auto [at, added] = first.emplace(name, &tensor);
+    const TensorPlan& other = *at->second;
+    if (added || other.scheme_text() == tensor.scheme_text()) continue;
+    throw Error(ErrorCode::bad_argument,
+                concat("--recipe: ", printable(name), " is one layer in the programs that read ",
+                       "the output, and has two schemes"))
+        .detail(concat(printable(model::module_path(other.name)), ": ", other.scheme_text()))
+        .detail(concat(printable(module), ": ", tensor.scheme_text()))
+        .hint("one rule for all its parts; --no-ties writes it as it is, for programs that keep them apart");
+  }
+}
+
 }  // namespace
 
 Plan select_tensors(const model::OpenedModel& source, const QuantizeRequest& request) {
@@ -202,6 +222,7 @@ Plan select_tensors(const model::OpenedModel& source, const QuantizeRequest& req
   }
   for (const auto& [why, count] : carried) plan.notes.push_back(concat(count, " tensors are carried along: ", why));
   selector.check_all_used();
+  if (request.fused_alike && request.recipe) require_fused_alike(plan);
   if (config.tied_embeddings && !request.recipe && (request.lm_head || request.embeddings)) {
     plan.notes.push_back("head and embeddings are tied: the one table that both use is packed");
   }

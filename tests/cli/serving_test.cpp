@@ -184,6 +184,34 @@ TEST_F(Serving, QuantizeRefusesSchemesThatAFusedLayerCannotHave) {
             0);
 }
 
+TEST_F(Serving, RecipesOfSeveralSchemesInAFusedLayerAreRefused) {
+  io::write_file(path("widths.json"),
+                 R"({"rules": [{"match": "*.q_proj", "scheme": "int8-g128-bf16"}, )"
+                 R"({"match": "*.layers.*_proj", "scheme": "int4-g128-bf16"}]})",
+                 false);
+  const auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> command{"quantize", bundled_model(),     "--dry-run",
+                                     "--recipe", path("widths.json"), "--quiet"};
+    command.insert(command.end(), more.begin(), more.end());
+    return run_w4q(command);
+  };
+  for (const char* to : {"compressed-tensors", "humming"}) {
+    const auto refused = with({"--to", to});
+    EXPECT_EQ(refused.status, 2);
+    expect_part(refused.err, "model.layers.0.self_attn.qkv_proj is one layer");
+    expect_part(refused.err, "q_proj: int8-g128-bf16");
+    expect_part(refused.err, "k_proj: int4-g128-bf16");
+    expect_part(refused.err, "--no-ties");
+    EXPECT_EQ(with({"--to", to, "--no-ties"}).status, 0);
+    const auto unserved = with({"--to", to, "--no-ties", "--for", "vllm"});
+    EXPECT_EQ(unserved.status, 3);
+    EXPECT_EQ(unserved.err.find("--to humming holds"), std::string::npos) << unserved.err;
+    EXPECT_EQ(with({"--to", to, "--for", "vllm", "--even-if-refused"}).status, 0);
+  }
+  EXPECT_EQ(with({}).status, 0) << "w4q's own planes are read one by one";
+  EXPECT_EQ(run_w4q({"quantize", bundled_model(), "--dry-run", "--no-ties"}).status, 2);
+}
+
 TEST_F(Serving, RepackRefusesWhatWouldNotLoad) {
   const auto refused = run_w4q({"repack", path("asym"), "-o", path("none"), "--to", "gptq-v1", "--for", "vllm"});
   EXPECT_EQ(refused.status, 3);
