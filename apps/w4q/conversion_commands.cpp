@@ -35,7 +35,7 @@ template <class Make>
 auto noted(const Make& make, const std::vector<std::string>& notes) {
   return [&make, &notes](const auto& request) {
     auto report = make(request);
-    report.notes.insert(report.notes.end(), notes.begin(), notes.end());
+    add_served(notes, report.notes);
     return report;
   };
 }

@@ -215,7 +215,7 @@ int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest w
   }
   auto converted = pipeline::convert_model(conversion);
   way.ranks().barrier();  // the first rank removes it, and nobody may be reading it then
-  std::ranges::move(served, std::back_inserter(converted.notes));
+  add_served(served, converted.notes);
   io::Json both = {{"quantize", pipeline::to_json(made)}, {"convert", pipeline::to_json(converted)}};
   both["quantize"]["output"] = options.output.output;
   print(options.common, schema::quantize_to,

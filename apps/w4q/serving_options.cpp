@@ -120,6 +120,14 @@ std::vector<std::string> notes_of(const std::vector<serving::Prediction>& predic
   return notes;
 }
 
+void add_served(const std::vector<std::string>& served, std::vector<std::string>& notes) {
+  const auto names_scales = [](const std::string& note) { return note.ends_with("[scale-dtype]"); };
+  if (std::ranges::any_of(served, names_scales)) {
+    std::erase_if(notes, [](const std::string& note) { return note.find(serving::rounded_mark) != std::string::npos; });
+  }
+  notes.insert(notes.end(), served.begin(), served.end());
+}
+
 std::vector<serving::Prediction> require_served(const ServingArguments& arguments, const std::string& to,
                                                 const Planned& planned) {
   auto predictions = predict(arguments, planned(to));

@@ -28,6 +28,9 @@ bool all_load(const std::vector<serving::Prediction>& predictions);
 /// Lines for a report: verdicts and findings.
 std::vector<std::string> notes_of(const std::vector<serving::Prediction>& predictions);
 
+/// Puts what the programs say behind a report's own notes, which say the same of all programs once.
+void add_served(const std::vector<std::string>& served, std::vector<std::string>& notes);
+
 /// Whether one of the programs loads GGUF files and no folders.
 bool wants_file(const ServingArguments& arguments);
 

@@ -30,6 +30,7 @@
 #include "pipeline/convert_linear.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/shared_output.h"
+#include "serving/prediction.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -297,6 +298,31 @@ checkpoint::QuantizationConfig own_quantization(const ConvertPlan& plan) {
   for (const auto& linear : plan.linears) result.linears.emplace(linear.to.name, linear.to);
   return result;
 }
+/// All tensors of the output.
+std::vector<io::PlannedTensor> planned_tensors(const ConvertPlan& plan) {
+  std::vector<io::PlannedTensor> planned = plan.carried;
+  std::ranges::move(planned_linears(plan.linears), std::back_inserter(planned));
+  for (const auto& scale : plan.scales) planned.push_back(scale.tensor);
+  return planned;
+}
+
+/// What programs would make of the output that nobody asked for.
+void note_readers(const ConvertPlan& plan, std::vector<std::string>& notes) {
+  if (plan.dialect == nullptr) return;
+  io::Json config = plan.source.config;
+  const io::Json quantization = describe(plan);
+  config["quantization_config"] = quantization;
+  auto note = serving::rounded_scales_note(serving::StoredModel::planned(std::move(config), planned_tensors(plan)));
+  if (!note.empty()) notes.push_back(std::move(note));
+  const io::Json& groups = serving::member(quantization, "config_groups");
+  const bool states = std::ranges::any_of(
+      groups, [](const io::Json& group) { return serving::member(group, "input_activations").is_object(); });
+  if (!states || plan.activations.inputs) return;
+  notes.emplace_back(
+      "config.json says dynamic inputs in FP8 (input_activations): vLLM and SGLang have experts of FP8 with them "
+      "alone");
+}
+
 
 ConvertReport make_report(const ConvertPlan& plan) {
   ConvertReport report;
@@ -317,16 +343,9 @@ ConvertReport make_report(const ConvertPlan& plan) {
   report.carried = static_cast<int64_t>(plan.carried.size());
   for (const auto& tensor : plan.carried) report.carried_bytes += tensor.size();
   report.notes = plan.source.quantization.notes;
+  note_readers(plan, report.notes);
   for (const auto& warning : plan.source.tensors.warnings()) report.notes.push_back(warning);
   return report;
-}
-
-/// All tensors of the output.
-std::vector<io::PlannedTensor> planned_tensors(const ConvertPlan& plan) {
-  std::vector<io::PlannedTensor> planned = plan.carried;
-  std::ranges::move(planned_linears(plan.linears), std::back_inserter(planned));
-  for (const auto& scale : plan.scales) planned.push_back(scale.tensor);
-  return planned;
 }
 
 // ---- all linears ----------------------------------------------------------------------------------------------------
@@ -530,11 +549,7 @@ std::vector<std::string> convert_targets() {
   return names;
 }
 
-ConvertReport plan_convert(const ConvertRequest& request) {
-  const ConvertPlan plan = make_plan(request);
-  if (plan.dialect != nullptr) describe(plan);
-  return make_report(plan);
-}
+ConvertReport plan_convert(const ConvertRequest& request) { return make_report(make_plan(request)); }
 
 serving::StoredModel planned_headers(const ConvertRequest& request) {
   const ConvertPlan plan = make_plan(request);
@@ -593,7 +608,6 @@ ConvertReport convert_model(const ConvertRequest& request) {
   const Stopwatch watch;
   const ConvertPlan plan = make_plan(request);
   checkpoint::check_digests(request.input, plan.source.tensors);
-  if (plan.dialect != nullptr) describe(plan);
   ConvertReport report = make_report(plan);
   SharedFolder output(request.sharing, request.output, request.overwrite, {request.input},
                       former_outputs(request.input));

@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "io/json.h"
@@ -21,6 +22,11 @@ struct Prediction {
 
 /// Asks all rules that the program has.
 Prediction predict(const StoredModel& model, Program program);
+
+/// What the note below says of scales.
+inline constexpr std::string_view rounded_mark = "F16 beside torch_dtype bfloat16";
+/// What rounded_scales() means to the programs that load the format, whichever is asked for; empty: nothing.
+std::string rounded_scales_note(const StoredModel& model);
 
 /// One line: "vllm 0.33.0: loads; tensor parallel 1, 2, 4, 8".
 std::string verdict(const Prediction& prediction);

@@ -84,13 +84,16 @@ struct FormatRow {
 };
 std::span<const FormatRow> format_rows();
 
+/// The first scales of F16 where config.json says bfloat16, in which programs compute; null: there are none.
+const io::TensorInfo* rounded_scales(const StoredModel& model);
+
 // The rows, by what they look at.
 std::vector<Rule> format_rules();    ///< the table of formats
 std::vector<Rule> config_rules();    ///< quantization_config
+std::vector<Rule> kernel_rules();    ///< weights and inputs together
 std::vector<Rule> layer_rules();     ///< layers as config.json makes them against tensors
 std::vector<Rule> file_rules();      ///< missing tensors, types and shapes
 std::vector<Rule> parallel_rules();  ///< sizes over GPUs
-std::vector<Rule> kernel_rules();    ///< weights and inputs together
 std::vector<Rule> value_rules();     ///< orders of groups, factors, scales of the cache
 std::vector<Rule> gguf_rules();      ///< types of GGUF files
 

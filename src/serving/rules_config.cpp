@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/text.h"
+#include "serving/prediction.h"
 #include "serving/rules.h"
 
 namespace w4q::serving {
@@ -427,22 +428,44 @@ void mxfp4_model(const Question& question, Findings& findings) {
 
 void scale_types(const Question& question, Findings& findings) {
   const StoredModel& model = question.model;
-  std::string type = text(model.config(), "dtype");
-  if (type.empty()) type = text(model.config(), "torch_dtype");
-  if (type.find("bfloat16") == std::string::npos || !loads(question)) return;
-  for (const auto& [path, linear] : model.linears()) {
-    const io::TensorInfo* scales = linear.find("scales");
-    if (scales == nullptr) scales = linear.find("weight_scale");
-    if (scales == nullptr || scales->dtype != DType::f16) continue;
-    const bool casts = question.program == transformers && model.method() == Method::awq;
-    findings.add(Severity::note, scales->name, "config.json: torch_dtype", "float16, as the scales are",
-                 casts ? "bfloat16, which is taken for float16 then" : "bfloat16, to which the scales are rounded",
-                 "write torch_dtype float16, or quantize with bf16 scales (--scheme …-bf16)");
-    return;
-  }
+  const io::TensorInfo* const scales = loads(question) ? rounded_scales(model) : nullptr;
+  if (scales == nullptr) return;
+  const bool casts = question.program == transformers && model.method() == Method::awq;
+  findings.add(Severity::note, scales->name, "config.json: torch_dtype", "float16, as the scales are",
+               casts ? "bfloat16, which is taken for float16 then" : "bfloat16, to which the scales are rounded",
+               "write torch_dtype float16, or quantize with bf16 scales (--scheme …-bf16)");
 }
 
 }  // namespace
+
+const io::TensorInfo* rounded_scales(const StoredModel& model) {
+  const Json& config = model.config();
+  std::string type;
+  for (const Json* object : {&config, &member(config, "text_config")}) {
+    for (const char* key : {"dtype", "torch_dtype"}) type = type.empty() ? text(*object, key) : type;
+  }
+  if (type.find("bfloat16") == std::string::npos) return nullptr;
+  for (const auto& [path, linear] : model.linears()) {
+    const io::TensorInfo* scales = linear.find("scales");
+    if (scales == nullptr) scales = linear.find("weight_scale");
+    if (scales != nullptr && scales->dtype == DType::f16) return scales;
+  }
+  return nullptr;
+}
+
+std::string rounded_scales_note(const StoredModel& model) {
+  const auto rows = format_rows();
+  const auto row = std::ranges::find(rows, model.method(), &FormatRow::method);
+  std::vector<std::string> names;
+  for (const Program program : {vllm, sglang, transformers}) {
+    const bool casts = program == transformers && model.method() == Method::awq;
+    if (row->loads.has(program) && !casts) names.emplace_back(describe(program).name);
+  }
+  const io::TensorInfo* const scales = names.empty() ? nullptr : rounded_scales(model);
+  if (scales == nullptr) return {};
+  return concat(printable(scales->name), " and its like are ", rounded_mark, ", to which ", join(names),
+                " round them: take bf16 scales (--scheme …-bf16), or write torch_dtype float16");
+}
 
 std::vector<Rule> config_rules() {
   return {

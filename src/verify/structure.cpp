@@ -11,7 +11,9 @@
 #include "core/convert.h"
 #include "core/interrupt.h"
 #include "core/text.h"
+#include "io/files.h"
 #include "model/layer_plan.h"
+#include "serving/prediction.h"
 #include "verify/rungs.h"
 #include "verify/weights/base_values.h"
 #include "verify/weights/computation.h"
@@ -387,6 +389,18 @@ Check check_structure(const model::OpenedModel& candidate, const model::OpenedMo
   return StructureCheck(candidate, base).run();
 }
 
+namespace {
+
+/// --for says it of each program.
+void note_rounded_scales(CheckContext& context, Findings& findings) {
+  const auto& options = context.options();
+  const std::filesystem::path& path = options.given.empty() ? options.model : options.given;
+  if (options.asked.contains("--for") || !io::is_folder(path)) return;
+  if (auto note = serving::rounded_scales_note(serving::StoredModel::open(path)); !note.empty()) findings.note(note);
+}
+
+}  // namespace
+
 CheckRow structure_check() {
   return {.name = "structure",
           .help = "every parameter is stored once, with its type and shape; nothing is missing, nothing extra",
@@ -394,6 +408,7 @@ CheckRow structure_check() {
           .run = [](CheckContext& context, Findings& findings) {
             const model::OpenedModel& candidate = context.candidate();
             for (const auto& note : candidate.folder.quantization.notes) findings.note(note);
+            note_rounded_scales(context, findings);
             if (candidate.config.architecture == nullptr) {
               findings.note(candidate.config.undecoded + " is not known: structure is judged by names and shapes");
             }

@@ -184,6 +184,22 @@ TEST_F(Serving, QuantizeRefusesSchemesThatAFusedLayerCannotHave) {
             0);
 }
 
+/// Of experts the type that servers load is chosen and written, of others as before.
+TEST_F(Serving, QuantizeChoosesWhatLoadsOfExpertsInFp8) {
+  const std::string mixture = (testdata() / "w4q-mixture-tiny").string();
+  for (const char* scheme : {"fp8-channel", "fp8-block128"}) {
+    const auto chosen = run_w4q({"quantize", mixture, "-o", path(scheme), "--scheme", scheme, "--for", "vllm,sglang"});
+    ASSERT_EQ(chosen.status, 0) << chosen.err;
+    expect_part(chosen.out, "--for chose --to compressed-tensors-float\n");
+    expect_part(chosen.out, "config.json says dynamic inputs in FP8");
+    EXPECT_EQ(run_w4q({"verify", path(scheme), "--for", "vllm,sglang"}).status, 0);
+  }
+  const auto refused = run_w4q({"quantize", mixture, "--dry-run", "--scheme", "fp8-tensor", "--for", "vllm", "--to",
+                                "compressed-tensors-float"});
+  EXPECT_EQ(refused.status, 3);
+  expect_part(refused.err, "--activation-scales --calib TEXT measures them");
+}
+
 TEST_F(Serving, RecipesOfSeveralSchemesInAFusedLayerAreRefused) {
   io::write_file(path("widths.json"),
                  R"({"rules": [{"match": "*.q_proj", "scheme": "int8-g128-bf16"}, )"
@@ -210,6 +226,19 @@ TEST_F(Serving, RecipesOfSeveralSchemesInAFusedLayerAreRefused) {
   }
   EXPECT_EQ(with({}).status, 0) << "w4q's own planes are read one by one";
   EXPECT_EQ(run_w4q({"quantize", bundled_model(), "--dry-run", "--no-ties"}).status, 2);
+}
+
+TEST_F(Serving, ScalesThatReadersRoundAreNotedOnce) {
+  const std::string mark = "F16 beside torch_dtype bfloat16";
+  const auto made = quantize("rounded", "int4-g128-f16", "compressed-tensors");
+  expect_part(made.out, mark);
+  expect_part(run_w4q({"verify", path("rounded")}).out, mark);
+  const auto packed = run_w4q({"repack", path("rounded"), "--dry-run", "--to", "gptq-v1", "--json"});
+  EXPECT_NE(packed.json()["notes"].dump().find(mark), std::string::npos) << packed.out;
+  const auto asked = run_w4q({"repack", path("rounded"), "--dry-run", "--to", "gptq-v1", "--for", "vllm"});
+  expect_part(asked.out, "[scale-dtype]");
+  EXPECT_EQ(asked.out.find(mark), std::string::npos) << asked.out;
+  EXPECT_EQ(quantize("kept", "int4-g128-bf16", "compressed-tensors").out.find(mark), std::string::npos);
 }
 
 TEST_F(Serving, RepackRefusesWhatWouldNotLoad) {
