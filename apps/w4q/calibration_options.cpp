@@ -55,7 +55,8 @@ void add_activation_scales(CLI::App& command, bool& inputs, bool& cache) {
       "--activation-scales", inputs,
       "With --to compressed-tensors-float or modelopt: programs quantize the inputs of linears too; measures "
       "the scales that NVFP4 and FP8 want on a text (--calib)");
-  command.add_flag("--cache-scales", cache, "The same for keys and values of a cache in FP8");
+  command.add_flag("--cache-scales", cache,
+                   "The same for keys and values of a cache in FP8, of compressed-tensors' integers too");
 }
 
 pipeline::ActivationRequest activation_request(bool inputs, bool cache, const CalibrationArguments& arguments) {

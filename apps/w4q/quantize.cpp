@@ -173,10 +173,11 @@ pipeline::ActivationRequest activations_of(const QuantizeArguments& options) {
 /// What would only be found out after the work.
 void check_dialect(const QuantizeArguments& options) {
   const auto* const row = checkpoint::find_dialect(options.to);
-  if (!activations_of(options).empty() && (row == nullptr || row->activation_form == nullptr)) {
-    throw Error(ErrorCode::bad_argument, concat("--to ", printable(options.to), " has no scales of activations"))
-        .hint("leave out --activation-scales and --cache-scales");
+  const auto activations = activations_of(options);
+  if (auto why = pipeline::activation_obstacle(row, activations); !why.empty()) {
+    throw Error(ErrorCode::bad_argument, std::move(why)).hint(std::string(pipeline::who_has_scales));
   }
+  pipeline::require_cache(options.model, activations);
   if (row == nullptr && options.to != "w4q") {
     throw Error(ErrorCode::bad_argument, concat("--to ", printable(options.to), ": no such dialect"))
         .detail("known: " + join(pipeline::convert_targets()));
@@ -229,8 +230,8 @@ int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest w
 serving::StoredModel planned_as(const QuantizeArguments& options, const pipeline::Plan& plan, const std::string& to) {
   const auto activations = activations_of(options);
   const auto* const row = checkpoint::find_dialect(to);
-  if (!activations.empty() && (row == nullptr || row->activation_form == nullptr)) {
-    throw Error(ErrorCode::unsupported, concat("--to ", printable(to), " has no scales of activations"));
+  if (auto why = pipeline::activation_obstacle(row, activations); !why.empty()) {
+    throw Error(ErrorCode::unsupported, std::move(why));
   }
   return pipeline::planned_headers(plan, options.model, to, activations);
 }

@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "checkpoint/fused.h"
+#include "core/error.h"
 #include "core/progress.h"
+#include "core/text.h"
 #include "formats/codebook.h"
 #include "model/decoder_layer.h"
 #include "model/layer_plan.h"
@@ -63,6 +65,27 @@ std::vector<std::string> cached_attentions(const model::ModelConfig& config) {
     if (std::string path = cached_attention(config, layer); !path.empty()) result.push_back(std::move(path));
   }
   return result;
+}
+
+std::string activation_obstacle(const checkpoint::DialectRow* dialect, const ActivationRequest& wanted) {
+  if (wanted.empty()) return {};
+  const auto* const form = dialect == nullptr ? nullptr : dialect->activation_form;
+  const std::string_view name = dialect == nullptr ? "w4q" : dialect->name;
+  if (form == nullptr) return concat("--to ", name, " has no scales of activations");
+  if (!wanted.inputs || !form->float8.empty()) return {};
+  return concat("--to ", name, " has scales of the cache, and none of inputs (--activation-scales)");
+}
+
+void require_cache(const std::filesystem::path& model, const ActivationRequest& wanted) {
+  if (!wanted.cache) return;
+  const model::ModelConfig config = model::open_model(model).config;
+  if (!cached_attentions(config).empty()) return;
+  throw Error(ErrorCode::unsupported,
+              concat("--cache-scales: no attention of ", config.architecture_name, " keeps keys and values by heads"))
+      .detail(
+          "expected k_proj and v_proj, or one of query, key and value; found latents, or none, for which programs "
+          "have no k_scale and v_scale")
+      .hint("leave out --cache-scales");
 }
 
 ActivationMaxima measure_activations(const std::filesystem::path& folder, const CalibrationText& text) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/dialect/dialect.h"
 #include "model/config.h"
 #include "pipeline/calibrate.h"
 
@@ -31,6 +32,16 @@ struct ActivationMaxima {
 
 /// The attentions of a model that keep keys and values of their own, a head's as k_proj and v_proj make them.
 std::vector<std::string> cached_attentions(const model::ModelConfig& config);
+
+inline constexpr std::string_view who_has_scales =
+    "compressed-tensors-float and modelopt have both, compressed-tensors of integers those of the cache; leave out "
+    "what "
+    "it has not";
+/// Why a dialect, null for w4q's own, cannot say what is asked for; empty: it can.
+std::string activation_obstacle(const checkpoint::DialectRow* dialect, const ActivationRequest& wanted);
+/// Throws unsupported where scales of the cache are asked for and no attention of the model in a folder has one of keys
+/// and values.
+void require_cache(const std::filesystem::path& model, const ActivationRequest& wanted);
 
 /// Decodes windows of the text on the CPU. Throws as model::Model::open and read_windows.
 ActivationMaxima measure_activations(const std::filesystem::path& folder, const CalibrationText& text);

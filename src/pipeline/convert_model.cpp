@@ -233,11 +233,10 @@ std::vector<ScaleTensor> plan_activations(const checkpoint::DialectRow* dialect,
   std::vector<ScaleTensor> scales;
   if (wanted.empty()) return scales;
   const auto* form = dialect == nullptr ? nullptr : dialect->activation_form;
-  if (form == nullptr) {
-    throw Error(ErrorCode::bad_argument,
-                concat("--to ", dialect == nullptr ? own_dialect : dialect->name, " has no scales of activations"))
-        .hint("compressed-tensors-float and modelopt have; leave out --activation-scales and --cache-scales");
+  if (auto why = activation_obstacle(dialect, wanted); !why.empty()) {
+    throw Error(ErrorCode::bad_argument, std::move(why)).hint(std::string(who_has_scales));
   }
+  require_cache(model, wanted);
   if (wanted.inputs) {
     for (const auto& linear : linears) {
       if (auto scale = input_scale(*form, linear)) scales.push_back(std::move(*scale));
@@ -298,6 +297,7 @@ checkpoint::QuantizationConfig own_quantization(const ConvertPlan& plan) {
   for (const auto& linear : plan.linears) result.linears.emplace(linear.to.name, linear.to);
   return result;
 }
+
 /// All tensors of the output.
 std::vector<io::PlannedTensor> planned_tensors(const ConvertPlan& plan) {
   std::vector<io::PlannedTensor> planned = plan.carried;
@@ -323,7 +323,6 @@ void note_readers(const ConvertPlan& plan, std::vector<std::string>& notes) {
       "alone");
 }
 
-
 ConvertReport make_report(const ConvertPlan& plan) {
   ConvertReport report;
   const auto* from = plan.source.quantization.dialect;
@@ -343,8 +342,8 @@ ConvertReport make_report(const ConvertPlan& plan) {
   report.carried = static_cast<int64_t>(plan.carried.size());
   for (const auto& tensor : plan.carried) report.carried_bytes += tensor.size();
   report.notes = plan.source.quantization.notes;
-  note_readers(plan, report.notes);
   for (const auto& warning : plan.source.tensors.warnings()) report.notes.push_back(warning);
+  note_readers(plan, report.notes);
   return report;
 }
 

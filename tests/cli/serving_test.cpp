@@ -241,6 +241,28 @@ TEST_F(Serving, ScalesThatReadersRoundAreNotedOnce) {
   EXPECT_EQ(quantize("kept", "int4-g128-bf16", "compressed-tensors").out.find(mark), std::string::npos);
 }
 
+TEST_F(Serving, IntegersOfCompressedTensorsCarryScalesOfTheCache) {
+  const std::vector<std::string> text{
+      "--calib-ids", bundled_model() + "/own/selfgen.ids.u16", "--samples", "1", "--length", "32"};
+  const auto with = [&](const std::string& name, std::vector<std::string> more) {
+    std::vector<std::string> command{"repack", path("ct"), "-o", path(name), "--to", "compressed-tensors", "--quiet"};
+    command.insert(command.end(), text.begin(), text.end());
+    command.insert(command.end(), more.begin(), more.end());
+    return run_w4q(command);
+  };
+  const auto made = with("cached", {"--cache-scales"});
+  ASSERT_EQ(made.status, 0) << made.err;
+  expect_part(made.out, "8 scales of activations");
+  EXPECT_EQ(io::read_json(path("cached") + "/config.json")["quantization_config"]["kv_cache_scheme"]["num_bits"], 8);
+  EXPECT_EQ(run_w4q({"verify", path("cached"), "--base", bundled_model()}).status, 0);
+  EXPECT_EQ(run_w4q({"verify", path("cached"), "--for", "vllm,sglang"}).status, 0);
+  ASSERT_EQ(run_w4q({"repack", path("cached"), "-o", path("awq-again"), "--to", "w4q", "--quiet"}).status, 0)
+      << "scales of the cache are not carried along";
+  const auto inputs = with("inputs", {"--activation-scales"});
+  EXPECT_EQ(inputs.status, 2);
+  expect_part(inputs.err, "none of inputs (--activation-scales)");
+}
+
 TEST_F(Serving, RepackRefusesWhatWouldNotLoad) {
   const auto refused = run_w4q({"repack", path("asym"), "-o", path("none"), "--to", "gptq-v1", "--for", "vllm"});
   EXPECT_EQ(refused.status, 3);

@@ -105,6 +105,16 @@ TEST_P(ServedDialects, ExpertsOfFp8SayDynamicInputs) {
   EXPECT_TRUE(loads(tensor, "compressed-tensors-float", Program::vllm, true));
 }
 
+/// Latents are kept by other means than scales of keys and values.
+TEST(CacheScales, AreRefusedOfLatents) {
+  W4Q_NEEDS_SHARED_DATA();
+  const auto model = test::shared_data() / "families/deepseek-v3";
+  ActivationRequest wanted;
+  wanted.cache = true;
+  test::expect_error(ErrorCode::unsupported, {"--cache-scales", "latents"}, [&] { require_cache(model, wanted); });
+  EXPECT_NO_THROW(require_cache(test::testdata() / "w4q-llama-tiny", wanted));
+}
+
 INSTANTIATE_TEST_SUITE_P(Bundled, ServedDialects, ::testing::Values("w4q-llama-tiny", "w4q-mixture-tiny"),
                          [](const auto& row) {
                            return std::string(row.param).find("mixture") == std::string::npos ? "dense" : "mixture";

@@ -212,6 +212,7 @@ DialectRow compressed_tensors_bytes_row() {
       .encode = encode,
       .describe = describe_byte_integers,
       .activations = activation_suffixes,
+      .activation_form = &compressed_tensors_cache,
       .refuses = refuse_large_zero};
 }
 

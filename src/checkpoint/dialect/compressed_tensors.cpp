@@ -27,6 +27,8 @@ constexpr std::array scale_types{formats::ScaleType::bf16, formats::ScaleType::f
 constexpr IntegerLimits limits{.bits = widths, .scales = scale_types, .act_order = true, .whole_groups = true};
 
 constexpr std::string_view codes_suffix = ".weight_packed";
+constexpr std::string_view of_activations[] = {
+    ".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point", ".k_scale", ".v_scale", ".q_scale"};
 
 bool is_ours(const DialectSource& source) {
   return config_text(source, {"quant_method"}, "") == "compressed-tensors" &&
@@ -185,6 +187,8 @@ DialectRow compressed_tensors_row() {
           .tensors = tensors,
           .encode = encode,
           .describe = describe,
+          .activations = of_activations,
+          .activation_form = &compressed_tensors_cache,
           .refuses = refuse_large_zero};
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "checkpoint/dialect/config.h"
+#include "checkpoint/dialect/small_floats_config.h"
 #include "checkpoint/fused.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -91,6 +92,13 @@ auto group_key(const formats::Scheme& scheme) {
 }
 
 }  // namespace
+
+const ActivationForm compressed_tensors_cache{.float4 = {},
+                                              .float8 = {},
+                                              .keys = ".k_scale",
+                                              .values = ".v_scale",
+                                              .shape = {1},
+                                              .state = state_float_activations};
 
 CtTarget::CtTarget(std::string text, std::string_view place) : text_(std::move(text)) {
   if (!text_.starts_with(pattern_prefix)) return;

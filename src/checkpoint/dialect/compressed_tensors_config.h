@@ -10,6 +10,9 @@
 
 namespace w4q::checkpoint {
 
+/// Of integers: a cache in FP8, and inputs as they are.
+extern const ActivationForm compressed_tensors_cache;
+
 /// How the weights of one group of the config are quantized.
 struct CtWeights {
   int bits = 4;

@@ -46,10 +46,11 @@ struct DialectLinear {
 /// How programs are told to quantize what runs through the model: each scale from a largest magnitude that was measured.
 /// The names are ends of tensors' names; all are F32.
 struct ActivationForm {
-  std::string_view float4, float8;  ///< inputs of NVFP4 linears, and of those of FP8 with one scale
-  bool float4_divides = false;      ///< float4 holds 448 · 6 / largest instead of largest / (448 · 6)
-  std::string_view keys, values;    ///< behind the path of an attention: largest / 448
-  Shape shape = {};                 ///< of each: one value
+  std::string_view float4,
+      float8;                     ///< inputs of NVFP4 linears, and of those of FP8 with one scale; empty: of no linear
+  bool float4_divides = false;    ///< float4 holds 448 · 6 / largest instead of largest / (448 · 6)
+  std::string_view keys, values;  ///< behind the path of an attention: largest / 448
+  Shape shape = {};               ///< of each: one value
   /// Says it in the object quantization_config.
   void (*state)(io::Json& quantization, bool inputs, bool cache) = nullptr;
 };
