@@ -85,6 +85,9 @@ int quantize_gguf(const CLI::App& command, const CommonOptions& common, const Ou
                                             .bytes = wanted.bytes,
                                             .overwrite = output.overwrite};
   std::vector<std::string> notes = wanted.notes;
+  if (quality.quality == "best" || quality.quality == "max") {
+    notes.push_back(concat("--quality ", quality.quality, " has the steps of good for blocks of GGUF"));
+  }
   if (!wanted.serving.empty()) {
     // Types that are yet to be chosen are K-quants, as those of this mix.
     pipeline::GgufExportRequest asked = request;

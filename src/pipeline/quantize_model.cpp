@@ -242,6 +242,22 @@ ScaledModules input_scales(const OpenedModel& source, const QuantizeRequest& req
   return {names.begin(), names.end()};
 }
 
+/// The cheapest preset that has the same steps; the one itself: none.
+std::string cheapest_alike(const std::string& preset, const formats::Scheme& scheme) {
+  for (auto& name : quantize::preset_names()) {
+    if (name == preset || quantize::preset_steps(name, scheme) == quantize::preset_steps(preset, scheme)) return name;
+  }
+  return preset;
+}
+
+void note_same_preset(const QuantizeRequest& request, Plan& plan) {
+  if (request.preset.empty() || request.recipe) return;
+  const std::string same = cheapest_alike(request.preset, request.scheme);
+  if (same == request.preset) return;
+  plan.notes.push_back(
+      concat("--quality ", request.preset, " has the steps of ", same, " for ", formats::to_string(request.scheme)));
+}
+
 void note_what_is_left_out(const QuantizeRequest& request, const OpenedModel& source, Plan& plan) {
   if (request.preset.empty()) return;
   std::vector<std::string> names;
@@ -277,6 +293,7 @@ Plan make_plan(const OpenedModel& source, const QuantizeRequest& request) {
   }
   plan.steps = steps_of(request);
   note_what_is_left_out(request, source, plan);
+  note_same_preset(request, plan);
   for (const auto& warning : source.folder.tensors.warnings()) plan.notes.push_back(warning);
   for (const auto& warning : source.config.warnings) plan.notes.push_back(warning);
   plan.notes.insert(plan.notes.end(), source.notes.begin(), source.notes.end());

@@ -263,6 +263,18 @@ TEST_F(Serving, IntegersOfCompressedTensorsCarryScalesOfTheCache) {
   expect_part(inputs.err, "none of inputs (--activation-scales)");
 }
 
+TEST_F(Serving, ANoteSaysWherePresetsAreTheSame) {
+  const auto file = run_w4q({"quantize", bundled_model(), "--dry-run", "--to", "gguf-q4_k_m", "--quality", "max"});
+  ASSERT_EQ(file.status, 0) << file.err;
+  expect_part(file.out, "--quality max has the steps of good for blocks of GGUF");
+  const auto trellis =
+      run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", "trellis2-w8", "--quality", "max"});
+  ASSERT_EQ(trellis.status, 0) << trellis.err;
+  expect_part(trellis.out, "--quality max has the steps of best for trellis2-w8");
+  const auto floats = run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", "nvfp4", "--quality", "max"});
+  EXPECT_EQ(floats.out.find("has the steps of"), std::string::npos);
+}
+
 TEST_F(Serving, RepackRefusesWhatWouldNotLoad) {
   const auto refused = run_w4q({"repack", path("asym"), "-o", path("none"), "--to", "gptq-v1", "--for", "vllm"});
   EXPECT_EQ(refused.status, 3);
