@@ -36,6 +36,7 @@ void add_calibration(CLI::App& command, const std::string& text_name, const std:
           ->check(not_negative)
           ->default_str("0");
   command.add_option("--calib-seed", arguments.seed, concat("Of ", text_name, " self"))->capture_default_str();
+  arguments.samples_option = samples, arguments.length_option = length;
   arguments.of_decoding = {samples, length, memory};
 }
 
@@ -71,7 +72,9 @@ pipeline::ActivationRequest activation_request(bool inputs, bool cache, const Ca
 
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments) {
   pipeline::CalibrationText text{arguments.text, arguments.ids, arguments.samples, arguments.length, arguments.chat};
+  const auto is_open = [](const CLI::Option* option) { return option == nullptr || option->count() == 0; };
   text.seed = arguments.seed;
+  text.length_is_open = is_open(arguments.length_option), text.samples_are_open = is_open(arguments.samples_option);
   text.self = text.text == "self" && !std::filesystem::exists(text.text);
   if (text.self) text.text.clear();
   return text;

@@ -24,6 +24,8 @@ struct CalibrationArguments {
   uint64_t seed = 0;
   bool has_text() const noexcept { return !text.empty() || !ids.empty() || !chat.empty(); }
 
+  const CLI::Option* samples_option = nullptr;
+  const CLI::Option* length_option = nullptr;
   std::vector<const CLI::Option*> of_decoding;  ///< --samples, --length and --max-memory
 };
 

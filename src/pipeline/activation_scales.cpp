@@ -92,7 +92,7 @@ ActivationMaxima measure_activations(const std::filesystem::path& folder, const 
   const auto model = model::Model::open(folder);
   const model::ModelConfig& config = model.config();
   model::require_decoder(config, "calibration");
-  const auto windows = read_windows(model::open_model(folder), text);
+  const auto windows = read_windows(model::open_model(folder), fitted(text, config));
   ActivationMaxima result;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     for (const auto& linear : model::layer_plan(config, layer).linears()) result.inputs.emplace(linear.name, 0.0f);

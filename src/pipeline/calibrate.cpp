@@ -99,7 +99,21 @@ const std::filesystem::path& CalibrationText::source() const {
 }
 
 std::string describe_self(const CalibrationText& text) {
-  return concat(text.samples, " windows of ", text.length, " tokens that the model wrote, seed ", text.seed);
+  return concat(text.samples, " windows of ", text.length, " tokens that the model wrote, seed ", text.seed,
+                text.is_cut ? "; it has no more positions" : "");
+}
+
+CalibrationText fitted(CalibrationText text, const model::ModelConfig& config) {
+  if (!text.self) return text;
+  const auto most = model::most_positions(config);
+  if (text.length_is_open && most && text.length > *most) {
+    constexpr int64_t most_samples = 1 << 20;
+    const int64_t samples = (text.samples * text.length + *most - 1) / *most;
+    if (text.samples_are_open) text.samples = std::min(samples, most_samples);
+    text.length = *most, text.is_cut = true;
+  }
+  model::check_self_text(config, {text.samples, text.length, text.seed});
+  return text;
 }
 
 namespace {

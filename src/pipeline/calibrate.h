@@ -31,13 +31,16 @@ class ExchangeCuda;
 
 /// Where calibration text comes from, and how much of it is used.
 struct CalibrationText {
-  std::filesystem::path text;  ///< UTF-8, tokenized as a whole without special tokens …
-  std::filesystem::path ids;   ///< … or token ids; exactly one of these, `chat` and `self` is given
-  int64_t samples = 128;       ///< windows, spread evenly over the text; fewer when it is short
-  int64_t length = 512;        ///< tokens of a window
-  chat::ChatFile chat = {};    ///< or conversations, by the model's chat template, one behind the other
-  bool self = false;           ///< or what the model writes (model/self_text.h) …
-  uint64_t seed = 0;           ///< … with this seed
+  std::filesystem::path text;   ///< UTF-8, tokenized as a whole without special tokens …
+  std::filesystem::path ids;    ///< … or token ids; exactly one of these, `chat` and `self` is given
+  int64_t samples = 128;        ///< windows, spread evenly over the text; fewer when it is short
+  int64_t length = 512;         ///< tokens of a window
+  chat::ChatFile chat = {};     ///< or conversations, by the model's chat template, one behind the other
+  bool self = false;            ///< or what the model writes (model/self_text.h) …
+  uint64_t seed = 0;            ///< … with this seed
+  bool length_is_open = false;  ///< nobody asked for this length: of `self` as much of it as the model has positions …
+  bool samples_are_open = false;  ///< … with as many more windows as keep the number of tokens
+  bool is_cut = false;            ///< which was done
 
   bool empty() const noexcept { return text.empty() && ids.empty() && chat.empty() && !self; }
   /// The file that is given; of `self` none. Throws bad_argument unless it is one.
@@ -45,6 +48,9 @@ struct CalibrationText {
 };
 /// "64 windows of 512 tokens that the model wrote, seed 0".
 std::string describe_self(const CalibrationText& text);
+/// The text as a model writes it, whose positions may be fewer than a length that is open; any other text as it is. Throws
+/// bad_argument for a length beyond them that was asked for.
+CalibrationText fitted(CalibrationText text, const model::ModelConfig& config);
 
 /// Token ids cut into windows, each of which is decoded by itself.
 struct CalibrationWindows {

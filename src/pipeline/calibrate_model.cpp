@@ -98,7 +98,8 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   std::vector<std::filesystem::path> inputs{request.model, request.text.text, request.text.ids, request.text.chat.path};
   inputs.insert(inputs.end(), request.merge.begin(), request.merge.end());
   if (request.ranks->first()) io::check_writable(request.output, request.overwrite, inputs);
-  const bool decodes = !request.text.empty();
+  const CalibrationText text = fitted(request.text, config);
+  const bool decodes = !text.empty();
   if (!decodes && request.merge.empty()) {
     throw Error(ErrorCode::bad_argument, "nothing to calibrate with")
         .hint("--text FILE, --ids FILE, --chat FILE or --merge FILE");
@@ -116,10 +117,10 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   if (decodes) {
     origin.products = products_on(gpu_of(request.options.gpu));
     ranks.require_same("what they multiply with", origin.products);
-    const auto windows = read_windows(ranks, model, request.text, gpu_of(request.options.gpu));
-    if (request.text.self) report.notes.push_back(describe_self(request.text));
+    const auto windows = read_windows(ranks, model, text, gpu_of(request.options.gpu));
+    if (text.self) report.notes.push_back(describe_self(text));
     report.samples = windows.samples;
-    if (windows.samples < request.text.samples) {
+    if (windows.samples < text.samples) {
       report.notes.push_back(concat("the text has ", windows.samples, " windows of ", windows.length, " tokens only"));
     }
     origin.tokens = windows.samples * windows.length;

@@ -184,7 +184,14 @@ void commit(io::GgufWriter& writer, const ExportPlan& plan, const std::filesyste
 
 }  // namespace
 
-ConversionReport plan_gguf_export(const GgufExportRequest& request) { return make_report(*plan_export(request)); }
+ConversionReport plan_gguf_export(const GgufExportRequest& request) {
+  const auto plan = plan_export(request);
+  ConversionReport report = make_report(*plan);
+  if (!request.calibration || plan->calibration != nullptr) return report;  // what has calibrated says with what
+  const auto text = fitted(request.calibration->source.text, plan->model.config);
+  if (text.is_cut) report.notes.push_back(describe_self(text));
+  return report;
+}
 
 serving::StoredModel planned_headers(const GgufExportRequest& request) {
   GgufExportRequest uncalibrated = request;

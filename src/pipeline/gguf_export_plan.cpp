@@ -297,6 +297,7 @@ std::unique_ptr<ExportPlan> plan_export(const GgufExportRequest& request) {
   }
   plan.model.config.tied_embeddings = model::has_tied_head(plan.model);
   if (request.calibration || request.bytes > 0) refuse_packed(plan);
+  if (request.calibration) fitted(request.calibration->source.text, plan.model.config);  // or throws, before any work
   plan.tensors = choose_types(plan, target, request.calibration.has_value());
   note_left_out(plan);
   plan.rope_factors = gguf::rope_factors_to_gguf(plan.model.config);

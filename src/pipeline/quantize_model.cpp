@@ -78,7 +78,10 @@ void settle_gradients(QuantizeRequest& request, const OpenedModel& source) {
 QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
   const bool needs_statistics = request.options.steps.any(&quantize::StepRow::needs_statistics);
   if (needs_statistics && !request.calibrated) request.calibrated.emplace();  // which will say what it lacks
-  if (request.calibrated) model::require_decoder(source.config, "calibration");
+  if (request.calibrated) {
+    model::require_decoder(source.config, "calibration");
+    request.calibrated->text = fitted(std::move(request.calibrated->text), source.config);
+  }
   if (statistics_alone(request)) request.options.steps = request.options.steps.without(&quantize::StepRow::needs_text);
   if (request.options.steps.any(&quantize::StepRow::needs_gradients)) settle_gradients(request, source);
   // The rotation of a rotated scheme belongs to it, whatever is folded.
@@ -622,6 +625,8 @@ Plan plan_quantize(const QuantizeRequest& given) {
   const QuantizeRequest& request = allocated.request;
   Plan plan = make_plan(source, request);
   if (wanted.allocation) add_allocation(plan, wanted, std::move(allocated.report));
+  const bool cuts = wanted.calibrated && wanted.calibrated->text.is_cut;
+  if (cuts) plan.notes.push_back("calibrated with " + describe_self(wanted.calibrated->text));
   estimate(plan, source, request);
   if (request.planned_ranks > 0) plan.ranks = plan_ranks(source, request, plan, request.planned_ranks);
   return plan;

@@ -1,4 +1,7 @@
 // The steps of w4q quantize beyond round-to-nearest, as a user runs them, on the bundled model.
+#include <filesystem>
+#include <fstream>
+
 #include "io/files.h"
 #include "program.h"
 
@@ -126,6 +129,38 @@ TEST_F(Quality, BitsAreChosenForATarget) {
   EXPECT_GT(bits, 3.45);
   EXPECT_LE(bits, 3.5);
   EXPECT_EQ(result.json()["steps"].back(), "sweeps over blocks and codes");
+}
+
+/// What it writes is no longer than the positions that it has, unless somebody asks for more.
+TEST_F(Quality, AModelOfFewPositionsWritesShorterTexts) {
+  const std::string few = path("few");
+  std::filesystem::copy(bundled_model(), few, std::filesystem::copy_options::recursive);
+  io::Json config = io::read_json(few + "/config.json");
+  config["max_position_embeddings"] = 96;
+  std::ofstream(few + "/config.json") << config.dump();
+  const auto run = [&](std::vector<std::string> arguments, int status, const char* says) {
+    const auto result = run_w4q(arguments);
+    EXPECT_EQ(result.status, status) << result.out << result.err;
+    EXPECT_NE((result.out + result.err).find(says), std::string::npos) << result.out << result.err;
+  };
+  const char* const all = "683 windows of 96 tokens that the model wrote, seed 0; it has no more positions";
+  const char* const two = "2 windows of 96 tokens that the model wrote, seed 0; it has no more positions";
+  const std::vector<std::string> quantizes{"quantize",  few,    "-o",     path("q"),         "--k",    "3",
+                                           "--quality", "good", "--keep", "*layers.[123].*", "--quiet"};
+  const std::vector<std::string> exports{"quantize",  few,         "-o",   path("q.gguf"), "--to",
+                                         "gguf-q4_k", "--quality", "good", "--quiet"};
+  const std::vector<std::string> calibrates{"calibrate", few, "--text", "self", "-o", path("s.safetensors"), "--quiet"};
+  for (const auto& command : {quantizes, exports, calibrates}) {
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.begin(), command.begin(), command.end());
+      return more;
+    };
+    run(with({"--samples", "2"}), 0, two);
+    run(with({"--samples", "2", "--length", "97", "--overwrite"}), 2, "97 tokens go beyond the model's 96 positions");
+    if (command == calibrates) continue;
+    run(with({"--dry-run", "--overwrite"}), 0, all);
+    run(with({"--dry-run", "--overwrite", "--length", "97"}), 2, "97 tokens go beyond the model's 96 positions");
+  }
 }
 
 TEST_F(Quality, ALineNamesSchemeAndSteps) {
