@@ -23,6 +23,7 @@
 #include "model/opened.h"
 #include "model/stored_sizes.h"
 #include "pipeline/allocate.h"
+#include "pipeline/calibrated_cost.h"
 #include "pipeline/distill_output.h"
 #include "pipeline/kept_values.h"
 #include "pipeline/output_rules.h"
@@ -203,7 +204,8 @@ void estimate(Plan& plan, const OpenedModel& source, const QuantizeRequest& requ
   const auto first = std::find_if(plan.tensors.begin(), plan.tensors.end(), [](const auto& t) { return t.scheme; });
   if (first == plan.tensors.end()) return;
   std::vector<std::pair<quantize::Steps, double>> known;
-  const SecondsPerWeight sample = [&](const QuantizeRequest& other) {
+  MachineSpeed speed;
+  speed.seconds_per_weight = [&](const QuantizeRequest& other) {
     const auto& steps = other.options.steps;
     const auto found = std::ranges::find(known, steps, &std::pair<quantize::Steps, double>::first);
     if (found != known.end()) return found->second;
@@ -212,14 +214,18 @@ void estimate(Plan& plan, const OpenedModel& source, const QuantizeRequest& requ
                       sample_seconds_per_weight(other, *first->scheme, goes_beside_others(*first, source, other)))
         .second;
   };
+  double rate = 0;
+  speed.products = [&] { return rate = rate == 0 ? measured_product_rate() : rate; };
   if (plan.allocation) plan.costs.push_back({"choosing bits", plan.allocation->seconds, plan.allocation->memory});
-  const auto parts = run_costs(source, request, plan, sample);
+  const auto parts = run_costs(source, request, plan, speed);
   plan.costs.insert(plan.costs.end(), parts.begin(), parts.end());
   for (const auto& part : plan.costs) {
     plan.expected_seconds += part.seconds;
     plan.expected_memory = std::max(plan.expected_memory, part.memory);
   }
-  if (!request.preset.empty()) plan.presets = preset_costs(source, request, plan, sample);
+  if (request.preset.empty()) return;
+  const auto settle = [&](QuantizeRequest other) { return settled(std::move(other), source); };
+  plan.presets = preset_costs(source, request, plan, speed, settle);
 }
 
 /// The schemes of a plan by module path.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/error.h"
 #include "core/text.h"
 #include "model/model.h"
 #include "model/self_text.h"
@@ -28,9 +29,8 @@ std::string name_of(const Step& step) {
 
 class Costs {
  public:
-  Costs(const model::OpenedModel& source, const QuantizeRequest& request, const Plan& plan,
-        const SecondsPerWeight& seconds_per_weight)
-      : source_(source), request_(request), seconds_per_weight_(seconds_per_weight) {
+  Costs(const model::OpenedModel& source, const QuantizeRequest& request, const Plan& plan, const MachineSpeed& speed)
+      : source_(source), request_(request), speed_(speed) {
     for (const auto& tensor : plan.tensors) {
       if (!tensor.scheme) continue;
       schemes_.emplace(model::module_path(tensor.name), *tensor.scheme);
@@ -78,10 +78,7 @@ class Costs {
   }
 
  private:
-  double rate() {
-    if (rate_ == 0) rate_ = measured_product_rate();
-    return rate_;
-  }
+  double rate() const { return speed_.products(); }
 
   CostPart own_text(const CalibrationText& text) {
     const auto& config = source_.config;
@@ -113,7 +110,7 @@ class Costs {
   double sample(const Steps& steps) {
     QuantizeRequest request = request_;
     request.options.steps = steps;
-    return weights_ * seconds_per_weight_(request);
+    return weights_ * speed_.seconds_per_weight(request);
   }
 
   /// Of ranges or scales, each with feedback inside the block.
@@ -124,35 +121,58 @@ class Costs {
 
   const model::OpenedModel& source_;
   const QuantizeRequest& request_;
-  const SecondsPerWeight& seconds_per_weight_;
+  const MachineSpeed& speed_;
   std::map<std::string, formats::Scheme, std::less<>> schemes_;
   double weights_ = 0, block_weights_ = 0;
-  double rate_ = 0;
 };
 
 }  // namespace
 
 std::vector<CostPart> run_costs(const model::OpenedModel& source, const QuantizeRequest& request, const Plan& plan,
-                                const SecondsPerWeight& seconds_per_weight) {
-  return Costs(source, request, plan, seconds_per_weight).parts();
+                                const MachineSpeed& speed) {
+  return Costs(source, request, plan, speed).parts();
 }
 
+namespace {
+
+/// The request with a preset's steps instead of its own but for those that change the model.
+QuantizeRequest with_preset(QuantizeRequest request, const std::string& name) {
+  Steps steps;
+  for (const Step& step : request.options.steps) {
+    if (quantize::step_row(step.kind).of_model) steps.add(step);
+  }
+  steps.add(quantize::preset_steps(name, request.scheme));
+  request.preset = name, request.options.steps = steps;
+  const bool needs = steps.any(&quantize::StepRow::needs_statistics);
+  if (!needs) request.calibrated.reset();
+  if (!needs) return request;
+  if (!request.calibrated) request.calibrated.emplace();
+  auto& text = request.calibrated->text;
+  const bool reads = request.calibrated->statistics.empty() || steps.any(&quantize::StepRow::needs_text);
+  if (reads && text.empty()) text.self = text.length_is_open = text.samples_are_open = true;
+  if (!reads) text = {};
+  return request;
+}
+
+}  // namespace
+
 std::vector<PresetCost> preset_costs(const model::OpenedModel& source, const QuantizeRequest& request, const Plan& plan,
-                                     const SecondsPerWeight& seconds_per_weight) {
+                                     const MachineSpeed& speed,
+                                     const std::function<QuantizeRequest(QuantizeRequest)>& settle) {
   std::vector<PresetCost> result;
   for (const auto& name : quantize::preset_names()) {
     QuantizeRequest other = request;
-    other.options.steps = quantize::preset_steps(name, request.scheme);
-    const bool needs = other.options.steps.any(&quantize::StepRow::needs_statistics);
-    if (needs && source.config.architecture == nullptr) continue;
-    if (!needs) other.calibrated.reset();
-    if (needs && !other.calibrated) other.calibrated.emplace();
-    const bool reads =
-        needs && (other.calibrated->statistics.empty() || other.options.steps.any(&quantize::StepRow::needs_text));
-    if (reads && other.calibrated->text.empty()) other.calibrated->text.self = true;
-    if (needs && !reads) other.calibrated->text = {};
+    if (name != request.preset) {
+      other = with_preset(std::move(other), name);
+      if (other.calibrated && source.config.architecture == nullptr) continue;
+      try {
+        other = settle(std::move(other));
+      } catch (const Error&) {
+        continue;  // what this model has no way for
+      }
+    }
     PresetCost cost{name, {}, 0, plan.tensor_memory};
-    for (const auto& part : run_costs(source, other, plan, seconds_per_weight)) {
+    for (const auto& part : run_costs(source, other, plan, speed)) {
       cost.seconds += part.seconds;
       cost.memory = std::max(cost.memory, part.memory);
     }

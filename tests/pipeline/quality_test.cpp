@@ -210,6 +210,24 @@ TEST_F(QuantizeQuality, PlanNamesStepsAndCost) {
   EXPECT_GT(plan.expected_memory, cheap.expected_memory);
 }
 
+/// Two answers to one question in one printout.
+TEST_F(QuantizeQuality, WhatAPresetCostsIsSaidOnce) {
+  for (const char* scheme : {"kbit3-b32-e4m4", "trellis3-w16"}) {
+    auto wanted = request("q", scheme);
+    wanted.preset = "best";
+    wanted.options.steps = quantize::preset_steps("best", wanted.scheme);
+    const auto plan = plan_quantize(wanted);
+    ASSERT_EQ(plan.presets.size(), 4u);
+    EXPECT_DOUBLE_EQ(plan.presets[2].seconds, plan.expected_seconds) << scheme;
+    EXPECT_EQ(plan.presets[2].memory, plan.expected_memory) << scheme;
+    const bool same = plan.presets[2].steps == plan.presets[3].steps;
+    EXPECT_EQ(same, wanted.scheme.family == formats::SchemeFamily::trellis);
+    if (same) {
+      EXPECT_DOUBLE_EQ(plan.presets[2].seconds, plan.presets[3].seconds);
+    }
+  }
+}
+
 TEST_F(QuantizeQuality, PlanTellsWhatEachStepAndPresetCosts) {
   auto wanted = request("q");
   wanted.preset = "good";
