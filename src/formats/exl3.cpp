@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/float_formats.h"
+#include "core/interrupt.h"
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "core/text.h"
@@ -306,6 +307,7 @@ void exl3_search_tiles(TrellisSearch& search, std::span<const float> targets, in
   std::array<float, exl3_tile_weights> wanted{};
   Exl3States states{};
   for (int64_t input_tile = 0; input_tile < inputs / exl3_tile; ++input_tile) {
+    check_interrupt();  // a search takes tens of milliseconds
     const float* const corner = targets.data() + output_tile * exl3_tile * inputs + input_tile * exl3_tile;
     for (int t = 0; t < exl3_tile_weights; ++t) {
       wanted[static_cast<size_t>(t)] = corner[exl3_output(t) * inputs + exl3_input(t)];

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/convert.h"
+#include "core/interrupt.h"
 #include "core/parallel.h"
 #include "kernels/linear/gemm.h"
 #include "quantize/rtn.h"
@@ -212,6 +213,7 @@ QuantizeStats run_feedback(const TensorView& weight, const CalibratedInput& inpu
       std::iota(indices.begin(), indices.end(), static_cast<int32_t>(begin));
       FeedbackRows rows(weight, *input.feedback, std::move(indices));
       for (size_t block = 0; block + 1 < input.feedback->block_starts().size(); ++block) {
+        check_interrupt();
         family.round(rows, {0, rows.rows()}, block);
       }
       family.finish(rows);

@@ -5,6 +5,7 @@
 
 #include "core/convert.h"
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/parallel.h"
 #include "formats/codebook.h"
 #include "formats/rotated.h"
@@ -233,6 +234,7 @@ void encode_searched(const TensorView& weight, std::span<const float> importance
                      PackedWeight& packed) {
   const int64_t n = weight.shape[0];
   parallel_for((n + panel_rows - 1) / panel_rows, 1, [&](int64_t panel, int64_t) {
+    check_interrupt();
     PanelRows rows(weight, importance, scale_block(packed.scheme, packed.k));
     const int64_t first = panel * panel_rows;
     rows.load(first, 1, n);

@@ -6,6 +6,7 @@
 
 #include "core/convert.h"
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/parallel.h"
 #include "core/text.h"
 #include "formats/scale_codec.h"
@@ -73,6 +74,7 @@ class StripEncoder {
             std::span(values).subspan(static_cast<size_t>(row * width), static_cast<size_t>(width)));
     }
     for (int64_t col = 0; col < width; ++col) {
+      check_interrupt();
       for (size_t row = 0; row < static_cast<size_t>(column_.rows); ++row) {
         if (!column_.counts[row]) continue;
         column_.targets[row] = values[row * static_cast<size_t>(width) + static_cast<size_t>(col)] / steps_[row];

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
+
+#include "core/interrupt.h"
 #include "core/parallel.h"
 #include "each_target.h"
 #include "feedback_samples.h"
@@ -79,6 +82,20 @@ TEST(TrellisQuantizer, NamesAWeightThatIsNotFinite) {
   const Scheme scheme = trellis("trellis2-w8");
   test::expect_error(ErrorCode::bad_file, {"w", "133", "7"}, [&] { layer.plain(scheme); });
   test::expect_error(ErrorCode::bad_file, {"w", "133", "7"}, [&] { layer.fed_back(scheme); });
+}
+
+/// A matrix takes minutes: whoever ends the work does not wait for its last row.
+TEST(TrellisQuantizer, ASignalEndsItWithinAMatrix) {
+  Layer layer(128, 128);
+  note_interrupt(SIGINT);
+  for (const char* name : {"trellis2-w8", "exl3-3", "kbit3-b32-e4m4"}) {
+    const Scheme scheme = formats::parse_scheme(name);
+    QuantizeOptions options;
+    if (scheme.family == formats::SchemeFamily::kbit) options.steps.add({StepKind::search_scales});
+    EXPECT_THROW(layer.plain(scheme, options), Interrupted) << name;
+  }
+  EXPECT_THROW(layer.fed_back(formats::parse_scheme("kbit3-b32-e4m4")), Interrupted);
+  forget_interrupt();
 }
 
 TEST(TrellisFeedback, WithoutCorrelationIsRounding) {
