@@ -172,7 +172,8 @@ void require_fused_alike(const Plan& plan) {
     if (name == module || !is_weight_dtype(tensor.dtype) || tensor.shape.size() < 2) continue;
     const auto [at, added] = first.emplace(name, &tensor);
     const TensorPlan& other = *at->second;
-    if (added || other.scheme_text() == tensor.scheme_text()) continue;
+    const bool kept = !other.scheme && !tensor.scheme;  // for whatever reason
+    if (added || kept || other.scheme_text() == tensor.scheme_text()) continue;
     throw Error(ErrorCode::bad_argument,
                 concat("--recipe: ", printable(name), " is one layer in the programs that read ",
                        "the output, and has two schemes"))
