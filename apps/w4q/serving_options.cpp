@@ -13,7 +13,8 @@ using Planned = std::function<serving::StoredModel(const std::string& to)>;
 
 /// Those that programs load at all, the most read first.
 constexpr const char* loadable[] = {"compressed-tensors", "awq-gemm", "gptq-v1", "gptq-v2", "compressed-tensors-float",
-                                    "modelopt",           "fp8",      "gpt-oss", "humming", "bitsandbytes-nf4"};
+                                    "modelopt",           "fp8",      "gpt-oss", "humming", "bitsandbytes-nf4",
+                                    "auto-round"};
 
 std::vector<serving::Program> programs_of(const ServingArguments& arguments) {
   return serving::parse_programs(join(arguments.programs, ","));

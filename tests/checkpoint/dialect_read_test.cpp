@@ -355,7 +355,7 @@ TEST(DialectRead, AutoRoundOverTheWordsOfOthers) {
                          {"data_type", "int"},
                          {"packing_format", "auto_round:auto_gptq"},
                          {"extra_config", {{"lm_head", {{"bits", 16}}}}}};
-  EXPECT_EQ(gptq.read().dialect->name, "gptq-v1");
+  EXPECT_EQ(gptq.read().dialect->name, "auto-round");
   EXPECT_EQ(formats::to_string(gptq.load().scheme), "int4-g32-f16");
   EXPECT_TRUE(gptq.read().notes.empty());
   DialectSample awq("awq-gemm", "int4-g32-f16-asym", 64, 128);
@@ -430,6 +430,29 @@ TEST(DialectWrite, RulesNameFusedLayersWhosePartsAgree) {
   const io::Json rules = find_dialect("gptq-v1")->describe(linears, {})["dynamic"];
   EXPECT_EQ(rules["+:^model\\.layers\\.0\\.self_attn\\.qkv_proj$"]["bits"], 8) << rules;
   EXPECT_FALSE(rules.contains("+:^model\\.layers\\.1\\.self_attn\\.qkv_proj$")) << rules;
+}
+
+/// Of AutoRound, whose lists hold paths: fused names too, 16 bits for what stays, and an entry for a packed head.
+TEST(DialectWrite, AutoRoundListsWhatIsNotAsMostAre) {
+  const auto four = formats::parse_scheme("int4-g32-f16"), eight = formats::parse_scheme("int8-g64-f16");
+  std::vector<checkpoint::DialectLinear> linears{{"lm_head", four, true, 64, 64}};
+  for (const char* part : {"q_proj", "k_proj", "v_proj"})
+    linears.push_back({concat("model.layers.0.self_attn.", part), eight, true, 64, 64});
+  for (int layer = 1; layer < 4; ++layer)
+    linears.push_back({concat("model.layers.", layer, ".self_attn.q_proj"), four, true, 64, 64});
+  const io::Json config =
+      find_dialect("auto-round")->describe(linears, {"model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"});
+  EXPECT_EQ(config["quant_method"], "auto-round");
+  EXPECT_EQ(config["packing_format"], "auto_round:auto_gptq");
+  EXPECT_EQ(config["block_name_to_quantize"], "model.layers");
+  EXPECT_EQ(config["bits"], 4);
+  const io::Json& extra = config["extra_config"];
+  for (const char* part : {"q_proj", "k_proj", "v_proj", "qkv_proj"})
+    EXPECT_EQ(extra[concat("model.layers.0.self_attn.", part)]["bits"], 8) << extra;
+  for (const char* part : {"gate_proj", "up_proj", "gate_up_proj"})
+    EXPECT_EQ(extra[concat("model.layers.0.mlp.", part)]["bits"], 16) << extra;
+  EXPECT_EQ(extra["lm_head"]["bits"], 4);
+  EXPECT_EQ(extra.size(), 8u) << extra;
 }
 
 TEST(DialectWrite, APackedHeadIsATargetOfItsOwn) {

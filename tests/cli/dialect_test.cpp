@@ -50,9 +50,9 @@ class Dialect : public ::testing::Test {
 
 TEST_F(Dialect, EveryOneThereAndBack) {
   const std::pair<const char*, const char*> cases[] = {
-      {"awq-gemm", "asym"}, {"awq-gemv", "asym"},          {"awq-gemv-fast", "asym"},          {"awq-marlin", "wide"},
-      {"gptq-v1", "sym"},   {"gptq-v2", "asym"},           {"compressed-tensors-0.17", "sym"}, {"marlin", "wide"},
-      {"w4q", "asym"},      {"compressed-tensors", "asym"}};
+      {"awq-gemm", "asym"},  {"awq-gemv", "asym"}, {"awq-gemv-fast", "asym"},          {"awq-marlin", "wide"},
+      {"gptq-v1", "sym"},    {"gptq-v2", "asym"},  {"compressed-tensors-0.17", "sym"}, {"marlin", "wide"},
+      {"auto-round", "sym"}, {"w4q", "asym"},      {"compressed-tensors", "asym"}};
   for (const auto& [dialect, from] : cases) {
     SCOPED_TRACE(dialect);
     const std::string there = std::string("there-") + dialect, back = std::string("back-") + dialect;

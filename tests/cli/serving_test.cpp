@@ -200,6 +200,18 @@ TEST_F(Serving, QuantizeChoosesWhatLoadsOfExpertsInFp8) {
   expect_part(refused.err, "--activation-scales --calib TEXT measures them");
 }
 
+/// The words of GPTQ under AutoRound's config, read and loaded as such, and back to the same file.
+TEST_F(Serving, AutoRoundIsWritten) {
+  ASSERT_EQ(run_w4q({"repack", path("ct"), "-o", path("rounded-auto"), "--to", "auto-round", "--quiet"}).status, 0);
+  EXPECT_EQ(run_w4q({"verify", path("rounded-auto"), "--for", "vllm,sglang,transformers"}).status, 0);
+  const auto sound = run_w4q({"verify", path("rounded-auto"), "--base", bundled_model()});
+  EXPECT_EQ(sound.status, 0) << sound.out;
+  expect_part(sound.out, "read as auto-round");
+  ASSERT_EQ(run_w4q({"repack", path("rounded-auto"), "-o", path("words"), "--to", "gptq-v1", "--quiet"}).status, 0);
+  EXPECT_EQ(io::read_file(path("rounded-auto") + "/model.safetensors"),
+            io::read_file(path("words") + "/model.safetensors"));
+}
+
 TEST_F(Serving, RecipesOfSeveralSchemesInAFusedLayerAreRefused) {
   io::write_file(path("widths.json"),
                  R"({"rules": [{"match": "*.q_proj", "scheme": "int8-g128-bf16"}, )"

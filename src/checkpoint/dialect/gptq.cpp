@@ -34,6 +34,14 @@ constexpr IntegerLimits limits{.bits = widths,
                                .k_multiple = tile,
                                .kept_scales = detail::every_scale};
 
+/// Of AutoRound, whose config has no order of inputs.
+constexpr IntegerLimits ordered_limits{.bits = widths,
+                                       .scales = scale_types,
+                                       .symmetric = false,
+                                       .n_multiple = tile,
+                                       .k_multiple = tile,
+                                       .kept_scales = detail::every_scale};
+
 /// In the order of tensors().
 constexpr std::array planes_of_tensors{PlaneRole::codes, PlaneRole::zeros, PlaneRole::scales, PlaneRole::group_index};
 
@@ -334,6 +342,20 @@ DialectRow gptq_v1_row() {
   };
   row.refuses = refuse_zero;
   row.bend = raise_zeros;
+  return row;
+}
+
+DialectRow auto_round_row() {
+  DialectRow row = gptq_v1_row();
+  row.name = "auto-round";
+  row.description = "AutoRound over the words of gptq-v1: packing_format auto_round:auto_gptq";
+  row.holds = "2, 3, 4, 8 bits, zero points from 1, f16 scales; inputs and outputs in multiples of 32; no act-order";
+  row.detect = [](const DialectSource& source) {
+    return auto_round_words(source) == "gptq" && gptq_format(source) != "gptq_v2";
+  };
+  row.fit = [](const PackedLinearInfo& info) { return fit_integer(info, ordered_limits); };
+  row.describe = describe_auto_round;
+  row.config_file = "quantization_config.json";
   return row;
 }
 

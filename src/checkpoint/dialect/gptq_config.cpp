@@ -169,7 +169,59 @@ bool has_decays(const std::vector<std::string>& kept) {
   });
 }
 
+/// The blocks in which all packed linears stand, "model.layers", whatever they are; nothing where they are in several.
+std::optional<std::string> blocks_of(const std::vector<std::string>& names) {
+  constexpr std::string_view layers = ".layers.";
+  std::optional<std::string> common;
+  for (const auto& name : names) {
+    const size_t at = name.find(layers);
+    if (name == head) continue;
+    if (at == std::string::npos) return std::nullopt;
+    std::string blocks = name.substr(0, at + layers.size() - 1);
+    if (common && *common != blocks) return std::nullopt;
+    common = std::move(blocks);
+  }
+  return common;
+}
+
+/// The setting of a linear where it is not that of all.
+io::Json extra_json(const GptqSetting& setting) {
+  return {{"bits", setting.bits},
+          {"group_size", setting.group == formats::whole_row ? -1 : setting.group},
+          {"sym", setting.symmetric},
+          {"data_type", "int"}};
+}
+
 }  // namespace
+
+io::Json describe_auto_round(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept) {
+  const GptqSetting common = most_common(linears).setting;
+  std::vector<std::string> packed;
+  for (const auto& linear : linears) packed.push_back(linear.name);
+  io::Json extra = io::Json::object();
+  for (const auto& name : with_fused(kept, packed)) extra[name] = {{"bits", 16}, {"data_type", "float"}};
+  std::vector<std::pair<GptqSetting, std::vector<std::string>>> others;
+  for (const auto& linear : linears) {
+    const GptqSetting wanted = setting_of(linear);
+    // Heads are outside of blocks.
+    if (wanted == common && linear.name != head) continue;
+    const auto found = std::ranges::find(others, wanted, &decltype(others)::value_type::first);
+    (found == others.end() ? others.emplace_back(wanted, std::vector<std::string>{}) : *found)
+        .second.push_back(linear.name);
+  }
+  for (const auto& [wanted, names] : others) {
+    std::vector<std::string> rest = kept;
+    std::ranges::copy_if(packed, std::back_inserter(rest), [&, &chosen = names](const std::string& name) {
+      return std::ranges::find(chosen, name) == chosen.end();
+    });
+    for (const auto& name : with_fused(names, rest)) extra[name] = extra_json(wanted);
+  }
+  io::Json json = {{"quant_method", "auto-round"}, {"packing_format", "auto_round:auto_gptq"}};
+  json.update(extra_json(common));
+  if (const auto blocks = blocks_of(packed)) json["block_name_to_quantize"] = *blocks;
+  if (!extra.empty()) json["extra_config"] = std::move(extra);
+  return json;
+}
 
 io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>& linears,
                        const std::vector<std::string>& kept) {

@@ -47,6 +47,9 @@ bool is_gptq(const DialectSource& source);
 /// "gptq", "gptq_v2" or another checkpoint_format.
 std::string gptq_format(const DialectSource& source);
 
+/// DialectRow::describe of AutoRound over GPTQ's words: single linears by their paths, and by the names of what servers
+/// fuse.
+io::Json describe_auto_round(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept);
 /// DialectRow::describe for `format`.
 io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>& linears,
                        const std::vector<std::string>& kept);

@@ -19,6 +19,7 @@ std::span<const DialectRow> dialect_registry() {
                                                awq_gemv_row(),
                                                awq_gemv_fast_row(),
                                                awq_marlin_row(),
+                                               auto_round_row(),
                                                gptq_v1_row(),
                                                gptq_v2_row(),
                                                compressed_tensors_bytes_row(),

@@ -9,6 +9,7 @@ DialectRow awq_gemm_row();
 DialectRow awq_gemv_row();
 DialectRow awq_gemv_fast_row();
 DialectRow awq_marlin_row();
+DialectRow auto_round_row();
 DialectRow gptq_v1_row();
 DialectRow gptq_v2_row();
 DialectRow compressed_tensors_row();

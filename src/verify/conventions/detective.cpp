@@ -43,6 +43,7 @@ struct TensorNames {
 };
 constexpr TensorNames tensor_names[] = {
     {"awq-gemm", ".qweight", ".scales", ".qzeros", "", true, {true, true, true}},
+    {"auto-round", ".qweight", ".scales", ".qzeros", ".g_idx", true, {}},
     {"gptq-v", ".qweight", ".scales", ".qzeros", ".g_idx", true, {}},
     {"compressed-tensors", ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx", false, {}},
     {"marlin", ".B", ".s", "", "", false, {true, true, false}}};
@@ -343,7 +344,7 @@ class Detective {
 
   /// True, and a fault, where the 3-bit codes of a linear stand in planes of bits.
   bool stands_in_planes(const checkpoint::PackedLinearInfo& info) {
-    if (!row_.name.starts_with("gptq-") || info.passes.front().scheme.bits != 3) return false;
+    if (names_->index != ".g_idx" || info.passes.front().scheme.bits != 3) return false;
     const std::string name = concat(info.name, names_->codes);
     const std::string evidence = checkpoint::planar_evidence(checkpoint_.load(name)->bytes, info.n, info.k);
     if (!evidence.empty())
