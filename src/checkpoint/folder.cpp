@@ -84,6 +84,14 @@ std::set<std::string, std::less<>> tuned_norms(const Folder& folder) {
   return result;
 }
 
+bool states_moved_targets(const Folder& folder) {
+  const auto found = folder.config.is_object() ? folder.config.find(moved_targets_key) : folder.config.end();
+  if (!folder.config.is_object() || found == folder.config.end()) return false;
+  if (found->is_boolean()) return found->get<bool>();
+  throw Error(ErrorCode::bad_file,
+              concat(folder.config_path().string(), ": \"", moved_targets_key, "\" is neither true nor false"));
+}
+
 /// ModelOpt's hf_quant_config.json, which older exports have alone: what it says stands beside who says it.
 Json without_producer(Json side) {
   const auto inner = side.find("quantization");
@@ -240,6 +248,7 @@ bool has_packed_floats(const Folder& headers, const StatedQuantization& stated) 
 
 Folder read_quantization(Folder folder, FloatForm floats) {
   folder.tuned = tuned_norms(folder);
+  folder.has_moved_targets = states_moved_targets(folder);
   const auto stated = stated_quantization(folder.config, folder.path);
   if (stated && stated->foreign) {
     refuse_transforms_at_run_time(*stated);

@@ -14,8 +14,9 @@
 
 namespace w4q::checkpoint {
 
-/// The key of that list.
+/// The keys of Folder::tuned and Folder::has_moved_targets.
 inline constexpr std::string_view tuned_norms_key = "tuned_norms";
+inline constexpr std::string_view moved_targets_key = "targets_for_quantized_inputs";
 
 struct Folder {
   std::filesystem::path path;
@@ -25,6 +26,9 @@ struct Folder {
   /// Weights of norms that were tuned behind the quantization, "….weight": no scale explains how they differ from the
   /// base's. A list in config.json, which goes with it into every dialect.
   std::set<std::string, std::less<>> tuned = {};
+  /// Linears, but for experts, were moved before they were rounded, so that they make up for the layers quantized before them
+  /// (docs/quality.md). Said by config.json in every dialect, too.
+  bool has_moved_targets = false;
   bool small_floats = false;  ///< some matrices are what stored small floats stand for (low_precision.h)
   bool few_bits = false;      ///< … or codes of 3 bits and less
   bool text_alone = false;  ///< its program reads text models alone: it leaves towers and layers for further tokens out

@@ -596,18 +596,20 @@ void add_allocation(Plan& plan, const QuantizeRequest& wanted, AllocationReport 
 }
 
 /// config.json and what else stands beside the weights. A model that was folded and not packed is marked as ours.
-std::vector<std::string> write_companions(const OpenedModel& source, const checkpoint::QuantizationConfig& quantization,
+std::vector<std::string> write_companions(const OpenedModel& source, const QuantizeRequest& request,
+                                          const checkpoint::QuantizationConfig& quantization,
                                           const std::string& products, const std::vector<std::string>& tuned,
-                                          const io::WriteOptions& write, const std::filesystem::path& to) {
+                                          const std::filesystem::path& to) {
   const auto& from = source.folder.path;
   io::Json config = source.folder.config;
   if (!tuned.empty()) config[std::string(checkpoint::tuned_norms_key)] = tuned;
+  if (request.options.steps.has(StepKind::asymmetric)) config[std::string(checkpoint::moved_targets_key)] = true;
   if (!quantization.linears.empty()) {
     if (!products.empty()) config["quantization_config"] = {{std::string(products_mark), products}};
-    return carry_companions(from, to, std::move(config), quantization, write);
+    return carry_companions(from, to, std::move(config), quantization, request.write);
   }
   config[std::string(conversion_mark)] = "w4q";
-  return carry_companions(from, to, config, write);
+  return carry_companions(from, to, config, request.write);
 }
 
 }  // namespace
@@ -678,8 +680,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   }
   report =
       finished(std::move(report), writer, output, watch, checkpoint::bases_through(source.folder), [&](const auto& to) {
-        return write_companions(source, quantization, calibrated ? calibrated->products() : "", tuned, request.write,
-                                to);
+        return write_companions(source, request, quantization, calibrated ? calibrated->products() : "", tuned, to);
       });
   quantizing.reset();
   if (wanted.allocation) output.ranks().barrier();  // nobody reads the statistics any more, which go now

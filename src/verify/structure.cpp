@@ -171,7 +171,9 @@ class StructureCheck {
     io::Json ours = folder_.config;
     io::Json theirs = base_->config;
     for (auto* config : {&ours, &theirs}) {
-      for (const char* key : {"quantization_config", "converted_by", "tuned_norms"}) config->erase(key);
+      for (const char* key : {"quantization_config", "converted_by"}) config->erase(key);
+      for (const auto key : {checkpoint::tuned_norms_key, checkpoint::moved_targets_key})
+        config->erase(std::string(key));
       // A head that is packed beside embeddings is tied to nothing.
       if (folder_.quantization.find(config_.names.head) != nullptr) config->erase("tie_word_embeddings");
     }

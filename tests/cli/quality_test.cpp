@@ -163,6 +163,42 @@ TEST_F(Quality, AModelOfFewPositionsWritesShorterTexts) {
   }
 }
 
+/// Targets for quantized inputs that few tokens asked for are still this model's, in another program's format too; a folder
+/// that says nothing of them is held to what rounding may do.
+TEST_F(Quality, VerifyAllowsWhatTargetsMayMove) {
+  W4Q_NEEDS_SHARED_DATA();
+  const std::string base = shared_data() / "families/qwen3_5-moe", key = "targets_for_quantized_inputs";
+  const auto verify = [&](const std::string& name) {
+    return run_w4q({"verify", path(name), "--base", base, "--quiet"});
+  };
+  const auto config_of = [&](const std::string& name) { return io::read_json(path(name) + "/config.json"); };
+  ASSERT_EQ(run_w4q({"quantize", base, "-o", path("few"), "--k", "3", "--quality", "max", "--samples", "8", "--length",
+                     "64", "--device", "cpu", "--quiet"})
+                .status,
+            0);
+  EXPECT_EQ(config_of("few")[key], true);
+  const auto held = verify("few");
+  EXPECT_EQ(held.status, 0) << held.out;
+  ASSERT_EQ(quantize("other", {"--scheme", "int4-g32-bf16-asym", "--asym", "--feedback", "--to", "compressed-tensors",
+                               "--calib-ids", own("selfgen.ids.u16"), "--samples", "2", "--length", "64"})
+                .status,
+            0);
+  EXPECT_EQ(config_of("other")[key], true);
+  std::filesystem::remove(path("few") + "/w4q_digests.json");
+  const auto write = [&](const io::Json& value) {
+    io::Json config = config_of("few");
+    config[key] = value;
+    std::ofstream(path("few") + "/config.json") << config.dump();
+  };
+  write(false);
+  const auto silent = verify("few");
+  EXPECT_EQ(silent.status, 1) << silent.out;
+  EXPECT_NE(silent.out.find("0.5 to 1.6 expected"), std::string::npos) << silent.out;
+  write("yes");
+  const auto wrong = verify("few");
+  EXPECT_NE((wrong.out + wrong.err).find("neither true nor false"), std::string::npos) << wrong.out << wrong.err;
+}
+
 TEST_F(Quality, ALineNamesSchemeAndSteps) {
   const auto plan = quantize("q", {"--recipe", "kbit3: awq → rotate128 → lloyd+search → feedback", "--calib-ids",
                                    own("selfgen.ids.u16"), "--samples", "8", "--length", "128", "--dry-run", "--json"});

@@ -11,6 +11,7 @@
 #include "core/rng.h"
 #include "packed_model.h"
 #include "pipeline/convert_model.h"
+#include "quantize/asymmetric.h"
 #include "verify/weights/carried.h"
 #include "verify/weights/norm_factors.h"
 #include "verify/weights/weights.h"
@@ -36,8 +37,8 @@ struct MadeRows {
     }
     found = rounded;
   }
-  Gains gains() const {
-    HeldRows held{base, found, rounded, gain_width, 4};
+  Gains gains(double least = least_gain) const {
+    HeldRows held{base, found, rounded, gain_width, 4, {}, {}, least};
     for (size_t row = 0; row < gain_rows; ++row) held.numbers.push_back(static_cast<int64_t>(10 * row));
     return gains_of(held);
   }
@@ -80,6 +81,33 @@ TEST(Gains, ColumnsThatNobodyMakesAreToldFromThoseGivenUp) {
     for (size_t row = 0; row < gain_rows; ++row) made.found[row * gain_width + 5] *= factor;
     EXPECT_EQ(made.gains().column, 5);
     EXPECT_EQ(made.gains().column_is_wild, factor != 0) << factor;
+  }
+}
+
+/// What was moved before it was rounded holds less, but codes of other rows and columns leave nothing.
+TEST(Gains, MovedRowsAndColumnsHoldLess) {
+  const double least = moves_of(3).least_of_line;
+  for (const float part : {0.35f, 0.0f}) {
+    MadeRows row, column;
+    for (size_t c = 0; c < gain_width; ++c) row.found[7 * gain_width + c] *= part;
+    for (size_t r = 0; r < gain_rows; ++r) column.found[r * gain_width + 5] *= part;
+    EXPECT_EQ(row.gains().row, 70);
+    EXPECT_EQ(column.gains().column, 5);
+    EXPECT_EQ(row.gains(least).row, part > 0 ? -1 : 70);
+    EXPECT_EQ(column.gains(least).column, part > 0 ? -1 : 5);
+  }
+  MadeRows rows;
+  std::swap_ranges(rows.found.begin() + 3 * gain_width, rows.found.begin() + 4 * gain_width,
+                   rows.found.begin() + 4 * gain_width);
+  EXPECT_EQ(rows.gains(least).row, 30);
+}
+
+/// What verify allows is what the quantizer may do.
+TEST(Gains, MovesAreThoseOfTargets) {
+  for (int bits = 2; bits <= 8; ++bits) {
+    const auto limit = quantize::move_limit(bits);
+    EXPECT_DOUBLE_EQ(moves_of(bits).energy, limit.size) << bits;
+    EXPECT_LE(moves_of(bits).least_of_line, least_gain * (1 - limit.loss)) << bits;
   }
 }
 

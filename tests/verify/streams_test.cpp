@@ -54,7 +54,7 @@ class MadeStreams {
   std::optional<std::string> fault(const Units& units = {}) const {
     const TensorView view{"w", DType::f32, {stream_size, stream_size}, bytes_of(*values_)};
     const kernels::LinearWeight base{"w", stream_size, stream_size, kernels::LinearWeight::Dense{view, values_}, {}};
-    return stream_fault_of(base, {"w", stream_size, stream_size, packed_, {}}, units);
+    return stream_fault_of(base, {"w", stream_size, stream_size, packed_, {}}, units, false);
   }
 
  private:

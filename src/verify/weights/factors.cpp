@@ -6,6 +6,12 @@ namespace w4q::verify {
 
 using kernels::LinearWeight;
 
+Moves moves_of(int bits) noexcept {
+  constexpr double least_left = 0.8;
+  const double times = bits < 4 ? 12 : 8;
+  return {times * std::pow(0.25, bits), bits < 4 ? least_gain / 2 : least_gain * least_left};
+}
+
 std::vector<Factor> row_factors_of(const LinearWeight& base, const LinearWeight& stored,
                                    const std::vector<float>& columns) {
   std::vector<Factor> result(static_cast<size_t>(stored.n));

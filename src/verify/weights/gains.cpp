@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "verify/weights/factors.h"
-
 namespace w4q::verify {
 namespace {
 
@@ -20,13 +18,13 @@ struct HeldLine {
            rounded.explained() > well_rounded;
   }
   /// By itself and beside what rounding to nearest leaves of it.
-  bool is_lost(double most) const {
-    return is_known() && found.is_lost(1, most) && found.is_lost(rounded.value(), most);
+  bool is_lost(double most, double least) const {
+    return is_known() && found.is_lost(1, most, least) && found.is_lost(rounded.value(), most, least);
   }
   /// Of the lost ones those that nobody has given up.
-  bool is_wild(double most) const {
+  bool is_wild(double most, double least) const {
     constexpr double twice = 2;  // rounding may shrink what a column holds, and feeding errors back make up for it
-    return is_lost(most) && (found.value() < -least_gain || found.value() > twice);
+    return is_lost(most, least) && (found.value() < -least_gain || found.value() > twice);
   }
 };
 
@@ -79,11 +77,12 @@ class GainMeasure {
   }
 
   /// Scales of a hundredth of a weight's others are beyond what some types of scales hold: these lines are left out.
-  const HeldLine* first_of(const std::vector<HeldLine>& lines, bool (HeldLine::*is)(double most) const) const {
+  const HeldLine* first_of(const std::vector<HeldLine>& lines, bool (HeldLine::*is)(double, double) const) const {
     constexpr double least_energy = 1e-4;
     const double most = held_.bits > 2 ? most_gain : most_gain_of_two_bits;
     const auto found = std::ranges::find_if(lines, [&](const HeldLine& line) {
-      return line.found.squares * static_cast<double>(lines.size()) > least_energy * energy_ && (line.*is)(most);
+      return line.found.squares * static_cast<double>(lines.size()) > least_energy * energy_ &&
+             (line.*is)(most, held_.least);
     });
     return found == lines.end() ? nullptr : &*found;
   }

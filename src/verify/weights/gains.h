@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "verify/weights/factors.h"
+
 namespace w4q::verify {
 
 struct Gains {
@@ -22,6 +24,7 @@ struct HeldRows {
   int bits = 0;
   std::vector<int64_t> numbers = {};  ///< of the rows
   std::vector<uint8_t> unsure = {};   ///< 1: nothing is known of this column; empty: of all is
+  double least = least_gain;          ///< Moves::least_of_line
 };
 
 Gains gains_of(const HeldRows& rows);

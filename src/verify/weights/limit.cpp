@@ -37,6 +37,11 @@ double tolerated(double signal, double rounded, double usual, double share) {
   return share * std::max(rounded, usual * signal) + unit_error * unit_error * signal;
 }
 
+/// What may be missed where a weight was moved besides.
+double tolerated(double signal, double rounded, double usual, double share, const Moves& moves) {
+  return tolerated(signal, rounded, usual, share) + moves.energy * signal;
+}
+
 /// Noise over signal of the best levels for normal weights: 9.3, 14.6, 20.2 and 26 dB with 2 to 5 bits, about 6 more
 /// for each bit.
 double usual_noise(int bits) { return std::pow(10.0, -(5.6 * bits - 2) / 10); }
@@ -261,12 +266,14 @@ void Units::apply(int64_t row, std::span<float> values) const {
 }
 
 double WeightLimit::sqnr() const noexcept { return decibels(signal, noise); }
-double WeightLimit::floor() const noexcept { return decibels(signal, tolerated(signal, rounded_noise, usual, most())); }
+double WeightLimit::floor() const noexcept {
+  return decibels(signal, tolerated(signal, rounded_noise, usual, most(), moves));
+}
 double WeightLimit::gain() const noexcept { return rounded_product > 0 ? product / rounded_product : 1; }
 
 bool WeightLimit::holds() const noexcept {
   if (!(signal > 0) || !(rounded_product > 0)) return true;
-  return noise <= tolerated(signal, rounded_noise, usual, most()) && gain() >= least_gain && gain() <= most_gain;
+  return noise <= tolerated(signal, rounded_noise, usual, most(), moves) && gain() >= least_gain && gain() <= most_gain;
 }
 
 const RoundedRow* WeightLimit::worst_row() const noexcept {
@@ -276,7 +283,7 @@ const RoundedRow* WeightLimit::worst_row() const noexcept {
   const RoundedRow* worst = nullptr;
   double most = 1;
   for (const RoundedRow& row : rows) {
-    const double limit = tolerated(row.signal, row.rounded_noise, share, most_row_noise);
+    const double limit = tolerated(row.signal, row.rounded_noise, share, most_row_noise, moves);
     if (row.signal > 0 && row.noise / limit > most) worst = &row, most = row.noise / limit;
   }
   return worst;
@@ -322,13 +329,18 @@ std::vector<int64_t> loudest_errors(std::span<const model::WeightError> rows) {
   return loudest;
 }
 
+bool was_moved(const checkpoint::Folder& folder, std::string_view module) {
+  return folder.has_moved_targets && module.find(".experts.") == std::string_view::npos;
+}
+
 std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight& candidate, const Units& units,
-                                    const std::vector<int64_t>& suspects) {
+                                    const std::vector<int64_t>& suspects, bool moved) {
   const auto* packed = std::get_if<std::shared_ptr<const PackedLinear>>(&candidate.matrix);
   if (packed == nullptr || (*packed)->passes.empty()) return std::nullopt;
   if (formats::shares_bits((*packed)->passes.front().scheme) && base.k < fewest_shared_inputs) return std::nullopt;
   WeightLimit limit{.rows = chosen_rows(base.n, base.k, suspects), .bits = bits_of(**packed)};
   limit.usual = usual_noise(limit.bits);
+  if (moved) limit.moves = moves_of(limit.bits);
   limit.turned = !(*packed)->rotations.empty() || (*packed)->passes.front().scheme.family == SchemeFamily::exl3;
   const auto k = static_cast<size_t>(base.k);
   auto values = decode(base, limit.rows);
@@ -351,7 +363,13 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
     limit.rounded_noise += row.rounded_noise, limit.rounded_product += row.rounded_product;
   }
   limit.values = static_cast<int64_t>(values.size());
-  limit.gains = measured_gains(limit.rows, units, {values, found, rounded, k, limit.bits});
+  limit.gains = measured_gains(limit.rows, units,
+                               {.base = values,
+                                .found = found,
+                                .rounded = rounded,
+                                .width = k,
+                                .bits = limit.bits,
+                                .least = limit.moves.least_of_line});
   // Rotations spread what is not known over all inputs.
   limit.measured = units.measured || (!units.unsure.empty() && !(*packed)->rotations.empty());
   if (!limit.measured) count_off(**packed, std::move(values), folded, units.unsure, limit.rows);

@@ -4,8 +4,10 @@
 
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "checkpoint/folder.h"
 #include "formats/packed.h"
 #include "kernels/linear/linear.h"
 #include "model/weight_error.h"
@@ -51,6 +53,7 @@ struct WeightLimit {
   bool measured = false;  ///< Units::measured: nothing is said of single codes
   bool folded = false;    ///< the base's weight was brought into other units
   bool turned = false;    ///< codes stand behind a rotation of inputs: none of these is quiet enough to be given up
+  Moves moves = {};       ///< of a weight that was moved before it was rounded
   Gains gains = {};       ///< of rows; of columns nothing where units were measured
   double usual = 0;       ///< Σ (w − ŵ)² / Σ w² of rounding normal weights to as many bits: no less is asked for
 
@@ -74,8 +77,11 @@ struct WeightLimit {
 std::vector<int64_t> loudest_errors(std::span<const model::WeightError> rows);
 
 /// Rounds rows of `base`, spread evenly, and of large weights `suspects`. Nothing where the base's weights cannot be rounded so,
-/// or are not finite. On one thread.
+/// or are not finite. `moved`: was_moved(). On one thread.
 std::optional<WeightLimit> limit_of(const kernels::LinearWeight& base, const kernels::LinearWeight& candidate,
-                                    const Units& units, const std::vector<int64_t>& suspects);
+                                    const Units& units, const std::vector<int64_t>& suspects, bool moved);
+
+/// Whether a folder says that this linear was moved before it was rounded: none of its experts were.
+bool was_moved(const checkpoint::Folder& folder, std::string_view module);
 
 }  // namespace w4q::verify

@@ -180,8 +180,8 @@ bool RescaledWeights::are_plain(const std::string& producer, std::vector<std::st
       const auto& scales = norm_scales(member->group, member->linear.k);
       units.cols = scales.factors, units.unsure = scales.unsure;
     }
-    const auto limit =
-        limit_of(stored_weight(base_.folder, module), stored_weight(candidate_.folder, module), units, {});
+    const auto limit = limit_of(stored_weight(base_.folder, module), stored_weight(candidate_.folder, module), units,
+                                {}, was_moved(candidate_.folder, module));
     return !limit || (limit->holds() && limit->worst_row() == nullptr);
   });
 }

@@ -122,8 +122,8 @@ Streams tiles_of(const kernels::LinearWeight& base, const PackedWeight& weight, 
 }
 
 /// Whether streams that lie in a line hold other weights than the base's.
-bool holds_others(const Factor& line) {
-  return line.squares > 0 && line.values >= 2 * formats::exl3_tile && line.is_lost();
+bool holds_others(const Factor& line, double least) {
+  return line.squares > 0 && line.values >= 2 * formats::exl3_tile && line.is_lost(1, most_gain, least);
 }
 
 std::string place_of_streams(const Streams& streams, int64_t row, int64_t col) {
@@ -136,7 +136,7 @@ std::string place_of_streams(const Streams& streams, int64_t row, int64_t col) {
                 range("input", col * streams.cols, streams.cols));
 }
 
-std::optional<std::string> lost_line_of(const Streams& streams) {
+std::optional<std::string> lost_line_of(const Streams& streams, double least) {
   std::vector<Factor> inputs(static_cast<size_t>(streams.width)), outputs(static_cast<size_t>(streams.height));
   for (int64_t row = 0; row < streams.height; ++row) {
     for (int64_t col = 0; col < streams.width; ++col) {
@@ -149,7 +149,7 @@ std::optional<std::string> lost_line_of(const Streams& streams) {
                   " of the base's: their codes are others'");
   };
   for (const auto* lines : {&inputs, &outputs}) {
-    const auto lost = std::ranges::find_if(*lines, holds_others);
+    const auto lost = std::ranges::find_if(*lines, [&](const Factor& line) { return holds_others(line, least); });
     if (lost == lines->end()) continue;
     const auto at = lost - lines->begin();
     return lines == &inputs ? text(-1, at, *lost) : text(at, -1, *lost);
@@ -209,7 +209,7 @@ std::optional<std::string> loud_stream_of(const Streams& streams) {
 }  // namespace
 
 std::optional<std::string> stream_fault_of(const kernels::LinearWeight& base, const kernels::LinearWeight& candidate,
-                                           const Units& units) {
+                                           const Units& units, bool moved) {
   const auto* packed = std::get_if<std::shared_ptr<const PackedLinear>>(&candidate.matrix);
   if (packed == nullptr || (*packed)->passes.size() != 1 || units.measured || !units.unsure.empty())
     return std::nullopt;
@@ -217,7 +217,7 @@ std::optional<std::string> stream_fault_of(const kernels::LinearWeight& base, co
   const bool tiles = weight.scheme.family == formats::SchemeFamily::exl3;
   if (!tiles && (*packed)->rotations.empty()) return std::nullopt;  // loud inputs may be beyond all levels
   const Streams streams = tiles ? tiles_of(base, weight, units) : rings_of(base, **packed, units);
-  auto lost = lost_line_of(streams);
+  auto lost = lost_line_of(streams, moved ? moves_of(weight.scheme.bits).least_of_line : least_gain);
   return lost ? lost : loud_stream_of(streams);
 }
 

@@ -50,12 +50,12 @@ std::string fault_of(const TensorError& tensor) {
   }
   if (const Gains& gains = limit.gains; gains.row >= 0) {
     return concat(printable(tensor.name), ": row ", gains.row, " holds ", fixed(gains.row_gain, 2), " of the base's, ",
-                  least_gain, " to ", most_gain, " expected: its codes or scales are others'", remedy);
+                  limit.moves.least_of_line, " to ", most_gain, " expected: its codes or scales are others'", remedy);
   }
   if (column_is_lost(limit)) {
     return concat(printable(tensor.name), ": column ", limit.gains.column, " holds ", fixed(limit.gains.column_gain, 2),
-                  " of the base's, ", least_gain, " to ", most_gain, " expected: its codes or scales are others'",
-                  remedy);
+                  " of the base's, ", limit.moves.least_of_line, " to ", most_gain,
+                  " expected: its codes or scales are others'", remedy);
   }
   if (tensor.streams) return concat(printable(tensor.name), ": ", *tensor.streams, remedy);
   const RoundedRow* row = limit.worst_row();
@@ -272,13 +272,14 @@ class BaseComparison {
     const auto error = model::compare_weights(wanted, weights_.effective(name), &rows);
     Held held{name, scheme_text(info), weights_.units(name), wanted.n * wanted.k, error, loudest_errors(rows)};
     if (formats::shares_bits(info.passes.front().scheme))
-      held.streams = stream_fault_of(wanted, stored_weight(candidate_.folder, name), held.units);
+      held.streams = stream_fault_of(wanted, stored_weight(candidate_.folder, name), held.units,
+                                     was_moved(candidate_.folder, name));
     return held;
   }
 
   std::optional<WeightLimit> limit_behind(const Held& held, const Units& units) const {
     return limit_of(stored_weight(base_.folder, held.name), stored_weight(candidate_.folder, held.name), units,
-                    held.loudest);
+                    held.loudest, was_moved(candidate_.folder, held.name));
   }
 
   void judge(const std::vector<Held>& batch) {
