@@ -282,6 +282,19 @@ void note_what_is_left_out(const QuantizeRequest& request, const OpenedModel& so
   plan.notes.push_back(concat("without ", join(names, ", "), why));
 }
 
+/// Targets want both models to have the same tokens at the same place.
+void note_experts_without_targets(const QuantizeRequest& request, const OpenedModel& source, Plan& plan) {
+  if (!request.options.steps.has(StepKind::asymmetric) || source.config.mixture.experts == 0) return;
+  const auto count = std::ranges::count_if(plan.tensors, [&](const TensorPlan& tensor) {
+    if (!tensor.scheme) return false;
+    const auto place = model::find_linear(source.config, model::module_path(tensor.name));
+    return place && place->group.expert;
+  });
+  if (count == 0) return;
+  plan.notes.push_back(concat("without asym in ", count, " linears of experts: ",
+                              "behind quantized layers the router may send them other tokens"));
+}
+
 Plan make_plan(const OpenedModel& source, const QuantizeRequest& request) {
   Plan plan = select_tensors(source, request);
   const auto scaled = input_scales(source, request, plan);
@@ -303,6 +316,7 @@ Plan make_plan(const OpenedModel& source, const QuantizeRequest& request) {
   plan.steps = steps_of(request);
   note_what_is_left_out(request, source, plan);
   note_same_preset(request, plan);
+  note_experts_without_targets(request, source, plan);
   for (const auto& warning : source.folder.tensors.warnings()) plan.notes.push_back(warning);
   for (const auto& warning : source.config.warnings) plan.notes.push_back(warning);
   plan.notes.insert(plan.notes.end(), source.notes.begin(), source.notes.end());

@@ -210,6 +210,21 @@ TEST_F(QuantizeQuality, PlanNamesStepsAndCost) {
   EXPECT_GT(plan.expected_memory, cheap.expected_memory);
 }
 
+TEST_F(QuantizeQuality, ExpertsWithoutTargetsAreSaid) {
+  const auto notes = [&](const char* model, const char* steps) {
+    auto wanted = request("q");
+    wanted.model = test::testdata() / model;
+    wanted.options.steps = quantize::parse_steps(steps);
+    const auto plan = plan_quantize(wanted);
+    return std::ranges::count_if(plan.notes, [](const std::string& note) {
+      return note.starts_with("without asym in ") && note.find("linears of experts") != std::string::npos;
+    });
+  };
+  EXPECT_EQ(notes("w4q-mixture-tiny", "asym → feedback"), 1);
+  EXPECT_EQ(notes("w4q-mixture-tiny", "feedback"), 0);
+  EXPECT_EQ(notes("w4q-llama-tiny", "asym → feedback"), 0);
+}
+
 /// Two answers to one question in one printout.
 TEST_F(QuantizeQuality, WhatAPresetCostsIsSaidOnce) {
   for (const char* scheme : {"kbit3-b32-e4m4", "trellis3-w16"}) {
