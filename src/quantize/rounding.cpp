@@ -66,8 +66,8 @@ Rounding rounding_of(const Scheme& scheme, int64_t k, const QuantizeOptions& opt
   if (scheme.family == SchemeFamily::small_float) {
     return {[scheme](MatrixView<float> weights) { round_small_floats(scheme, weights); }, float_block(scheme, k), true};
   }
-  return {[scheme, options](MatrixView<float> weights) { round_by_packing(scheme, options, weights); }, scheme.block,
-          true};
+  return {[scheme, options](MatrixView<float> weights) { round_by_packing(scheme, options, weights); },
+          scheme.block == formats::whole_row ? k : scheme.block, true};
 }
 
 }  // namespace w4q::quantize

@@ -229,7 +229,8 @@ TEST(Awq, DoesNotDependOnThreads) {
 /// Every scheme that a quantizer rounds to can be searched: what rounding_of gives is what the quantizer stores.
 TEST(Awq, RoundingOfOtherFamilies) {
   const RandomMatrix weight(9, 64, 21);
-  for (const char* name : {"kbit3-b32-e4m4", "int4-row-f32", "int8-g64-bf16-asym", "lut4-b64-f32"}) {
+  for (const char* name : {"kbit3-b32-e4m4", "int4-row-f32", "int8-g64-bf16-asym", "lut4-b64-f32", "rotated5-row",
+                           "rotated3-d32", "trellis3-w14", "exl3-3", "nvfp4", "fp8-tensor"}) {
     const auto scheme = formats::parse_scheme(name);
     RandomMatrix once = weight;
     const auto rounding = rounding_of(scheme, 64, {});
