@@ -47,6 +47,21 @@ std::vector<int32_t> encode_chats(const tokenizer::Tokenizer& tokenizer, const s
   return ids;
 }
 
+std::optional<Turns> turns_of(const std::filesystem::path& folder) {
+  const std::string asked = "Wq4asked", answered = "Wq4answered";
+  std::string text;
+  try {
+    const io::Json messages = {{{"role", "user"}, {"content", asked}}, {{"role", "assistant"}, {"content", answered}}};
+    text = ChatTemplate::open(folder).render({.messages = messages}, std::string(default_date));
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  const size_t first = text.find(asked), second = text.find(answered);
+  if (first == std::string::npos || second == std::string::npos || second < first) return std::nullopt;
+  const size_t behind = first + asked.size();
+  return Turns{text.substr(0, first), text.substr(behind, second - behind)};
+}
+
 std::vector<int32_t> encode_chats(const std::filesystem::path& folder, const ChatFile& file) {
   return encode_chats(tokenizer::Tokenizer::open(folder), folder, file);
 }

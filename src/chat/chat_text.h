@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,14 @@ void render_chats(const std::filesystem::path& folder, const ChatFile& file,
 /// is added. `bytes`, where given, counts those of the texts.
 std::vector<int32_t> encode_chats(const tokenizer::Tokenizer& tokenizer, const std::filesystem::path& folder,
                                   const ChatFile& file, size_t* bytes = nullptr);
+/// What a template writes before a user's words, and between these and the answer to them.
+struct Turns {
+  std::string opening, answer;
+};
+/// Of the chat template of `folder`; nothing where it has none that can be used, or one that does not write words as they
+/// are.
+std::optional<Turns> turns_of(const std::filesystem::path& folder);
+
 /// With the tokenizer of `folder`.
 std::vector<int32_t> encode_chats(const std::filesystem::path& folder, const ChatFile& file);
 

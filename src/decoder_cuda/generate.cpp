@@ -1,6 +1,7 @@
 #include "decoder_cuda/generate.h"
 
 #include <cmath>
+#include <optional>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -77,22 +78,27 @@ std::vector<int32_t> write_text_cuda(device::Context& gpu, const model::Model& m
   std::vector<int32_t> ids(static_cast<size_t>(request.sequences * request.length));
   uint64_t part = 0;
   for (int64_t sequence = 0; sequence < request.sequences; ++sequence) {
-    auto left =
+    const auto all =
         std::span(ids).subspan(static_cast<size_t>(sequence * request.length), static_cast<size_t>(request.length));
-    while (!left.empty()) {
-      left.front() = model::first_token(model.config(), request, sequence);
+    model::GivenTokens tokens(model.config(), request, sequence);
+    const bool talks = request.talks(sequence);
+    size_t begin = 0, at = 0;
+    const auto put = [&](int32_t token) {
+      all[at++] = token;
       if (on_token) on_token();
-      const auto begun = left.first(1);
+      return true;
+    };
+    for (std::optional<int32_t> given = tokens.first(); at < all.size();) {
+      for (; given && at < all.size(); given = talks ? tokens.behind(all[at - 1]) : std::nullopt) {
+        if (!talks || tokens.begins()) begin = at;
+        put(*given);
+      }
       const uint64_t seed = random_bits(request.seed, part++);
-      left = left.subspan(1);
-      if (left.empty()) break;
+      if (at == all.size()) break;
       decoder.reset();
-      draw(decoder, model.config(), begun, std::ssize(left), {.temperature = 1, .seed = seed}, [&](int32_t token) {
-        left.front() = token;
-        left = left.subspan(1);
-        if (on_token) on_token();
-        return true;
-      });
+      draw(decoder, model.config(), all.subspan(begin, at - begin), std::ssize(all) - static_cast<int64_t>(at),
+           {.temperature = 1, .seed = seed}, put);
+      given = talks ? tokens.behind(all[at - 1]) : std::optional(tokens.first());
     }
   }
   return ids;

@@ -47,7 +47,10 @@ class Writer {
   Writer(const Model& model, const SelfText& request, int64_t first, int64_t count)
       : model_(model), config_(model.config()), request_(request), first_(first), count_(count), runner_(config_) {
     for (int64_t i = 0; i < count; ++i) memories_.emplace_back(config_, request.length);
-    for (int64_t i = 0; i < count; ++i) last_.push_back(first_token(config_, request, first + i));
+    for (int64_t i = 0; i < count; ++i) {
+      given_.emplace_back(config_, request, first + i);
+      last_.push_back(given_.back().first());
+    }
   }
 
   void run(std::span<int32_t> ids, const std::function<void()>& on_step) {
@@ -96,11 +99,8 @@ class Writer {
         int32_t& last = last_[static_cast<size_t>(i)];
         const std::span<const float> row(logits.row(i), static_cast<size_t>(logits.cols));
         if (!std::isfinite(row[static_cast<size_t>(kernels::argmax(row))])) refuse_logits(position);
-        if (ends_sequence(config_, last) && config_.bos_token && last != *config_.bos_token) {
-          last = static_cast<int32_t>(*config_.bos_token);
-          continue;
-        }
-        last = drawn(row, static_cast<uint64_t>((first_ + i) * request_.length + position));
+        const auto given = given_[static_cast<size_t>(i)].behind(last);
+        last = given ? *given : drawn(row, static_cast<uint64_t>((first_ + i) * request_.length + position));
       }
     });
   }
@@ -112,6 +112,7 @@ class Writer {
   LayerDecoder runner_;
   std::vector<LayerMemories> memories_;
   std::vector<int32_t> last_;
+  std::vector<GivenTokens> given_;
   Floats hidden_, layer_embeddings_, logits_;
 };
 
@@ -127,6 +128,29 @@ void check_self_text(const ModelConfig& config, const SelfText& request) {
   throw Error(ErrorCode::bad_argument,
               concat("sequences of ", request.length, " tokens go beyond the model's ", *most, " positions"))
       .hint(concat("--length ", *most));
+}
+
+int32_t GivenTokens::first() { return request_.talks(sequence_) ? *next() : first_token(config_, request_, sequence_); }
+
+std::optional<int32_t> GivenTokens::next() {
+  const auto& part = answers_ ? request_.answer : request_.opening;
+  was_given_ = at_ < part.size();
+  return was_given_ ? std::optional(part[at_++]) : std::nullopt;
+}
+
+std::optional<int32_t> GivenTokens::behind(int32_t last) {
+  if (!request_.talks(sequence_)) {
+    const auto& bos = config_.bos_token;
+    const bool anew = ends_sequence(config_, last) && bos && last != *bos;
+    return anew ? std::optional(static_cast<int32_t>(*bos)) : std::nullopt;
+  }
+  const bool was_given = was_given_;
+  if (const auto token = next()) return token;
+  if (was_given || !ends_sequence(config_, last)) return std::nullopt;
+  answers_ = !answers_ && !request_.answer.empty();
+  // The end of a user's words that the template writes stands there already.
+  at_ = answers_ && request_.answer.front() == last ? 1 : 0;
+  return next();
 }
 
 int32_t first_token(const ModelConfig& config, const SelfText& request, int64_t sequence) {

@@ -118,8 +118,27 @@ CalibrationText fitted(CalibrationText text, const model::ModelConfig& config) {
 
 namespace {
 
+/// Half of what a model writes are conversations, where it has a template for them and a tokenizer for that.
+model::SelfText self_text(const model::OpenedModel& opened, const CalibrationText& text) {
+  model::SelfText request{text.samples, text.length, text.seed};
+  const auto turns = chat::turns_of(opened.folder.path);
+  if (!turns) return request;
+  try {
+    const auto tokenizer = tokenizer::Tokenizer::open(opened.folder.path);
+    const auto known = [&](const std::string& part) {
+      auto ids = tokenizer.encode(part, false);
+      const auto is_known = [&](int32_t id) { return id < opened.config.vocab_size; };
+      return std::ranges::all_of(ids, is_known) ? ids : std::vector<int32_t>();
+    };
+    request.opening = known(turns->opening), request.answer = known(turns->answer);
+  } catch (const Error&) {
+    request.opening.clear();  // as of a model without a template
+  }
+  return request;
+}
+
 CalibrationWindows write_windows(const model::OpenedModel& opened, const CalibrationText& text, device::Context* gpu) {
-  const model::SelfText request{text.samples, text.length, text.seed};
+  const model::SelfText request = self_text(opened, text);
   const model::Model model = model::Model::of(opened, model::planes_for(gpu));
   Progress progress("write", gpu != nullptr ? text.samples * text.length : model::steps_of(opened.config, request),
                     gpu != nullptr ? "tokens" : "steps");

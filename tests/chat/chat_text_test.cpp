@@ -62,6 +62,22 @@ TEST_F(ChatText, TheTemplateIsGivenTokensAndNoPrompt) {
   EXPECT_EQ(render(hello), "<s></s><unk>|False|None|None");
 }
 
+/// What stands around words, which are those of neither; nothing of a template that changes them, or of none.
+TEST_F(ChatText, TurnsAreWhatStandsAroundWords) {
+  const auto turns = [&](const char* text) {
+    write("chat_template.jinja", text);
+    return turns_of(folder_.path());
+  };
+  EXPECT_FALSE(turns_of(folder_.path()));
+  const auto two = turns("<s>{% for m in messages %}<|{{ m.role }}|> {{ m.content | trim }}<|end|>\n{% endfor %}");
+  ASSERT_TRUE(two);
+  EXPECT_EQ(two->opening, "<s><|user|> ");
+  EXPECT_EQ(two->answer, "<|end|>\n<|assistant|> ");
+  EXPECT_FALSE(turns("{% for m in messages %}{{ m.content | upper }}{% endfor %}"));
+  EXPECT_FALSE(turns("{{ messages[0].content }}"));
+  EXPECT_FALSE(turns("{% for m in"));
+}
+
 TEST_F(ChatText, PartsBecomeOneTextWhereTheTemplateWantsOne) {
   const std::string parts =
       R"([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"role": "assistant", "content": "c"}])";

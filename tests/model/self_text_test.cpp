@@ -82,6 +82,62 @@ TEST(SelfText, IsTheSameForAnyThreadsAndGoesOnBehindAnEnd) {
   EXPECT_GE(ends, 1);
 }
 
+/// Every second sequence is one: words behind its opening, an answer behind their end, and another one behind that. The
+/// others are what they are without.
+TEST(SelfText, ConversationsGoByTheirTemplate) {
+  const Model model = Model::open(test::testdata() / "w4q-mixture-tiny");
+  constexpr int32_t bos = 1022, end = 1023;
+  const SelfText plain{.sequences = 4, .length = 300, .seed = 1};
+  SelfText request = plain;
+  request.opening = {bos, 5, 6}, request.answer = {end, 7, 8, end};
+  const auto ids = write_text(model, request), without = write_text(model, plain);
+  const auto sequence = [](const std::vector<int32_t>& of, int64_t i) {
+    return std::vector<int32_t>(of.begin() + 300 * i, of.begin() + 300 * (i + 1));
+  };
+  size_t answers = 0;
+  for (int64_t i = 0; i < 4; ++i) {
+    const auto own = sequence(ids, i);
+    if (i % 2 == 0) {
+      EXPECT_EQ(own, sequence(without, i));
+      continue;
+    }
+    EXPECT_TRUE(std::ranges::equal(request.opening, std::span(own).first(3)));
+    bool speaks_user = true;
+    for (size_t at = 3; at + 4 < own.size(); ++at) {
+      if (own[at] != end) continue;
+      if (speaks_user) {
+        EXPECT_TRUE(std::ranges::equal(request.answer, std::span(own).subspan(at, 4))) << at;
+        ++answers, at += 3;
+      } else {
+        EXPECT_TRUE(std::ranges::equal(request.opening, std::span(own).subspan(at + 1, 3))) << at;
+        at += 3;
+      }
+      speaks_user = !speaks_user;
+    }
+  }
+  EXPECT_GE(answers, 1u);
+}
+
+/// An end that the template writes is not written twice, and one that it wrote itself ends nothing.
+TEST(SelfText, TurnsFollowOneAnother) {
+  const Model model = Model::open(test::testdata() / "w4q-mixture-tiny");
+  constexpr int32_t end = 1023;
+  const SelfText request{.opening = {1022, 5}, .answer = {end, 7, end}};
+  GivenTokens given(model.config(), request, 1);
+  EXPECT_EQ(given.first(), 1022);
+  EXPECT_TRUE(given.begins());
+  EXPECT_EQ(given.behind(1022), 5);
+  EXPECT_EQ(given.behind(5), std::nullopt);
+  EXPECT_EQ(given.behind(40), std::nullopt);
+  EXPECT_EQ(given.behind(end), 7);
+  EXPECT_FALSE(given.begins());
+  EXPECT_EQ(given.behind(7), end);
+  EXPECT_EQ(given.behind(end), std::nullopt);
+  EXPECT_EQ(given.behind(40), std::nullopt);
+  EXPECT_EQ(given.behind(end), 1022);
+  EXPECT_TRUE(given.begins());
+}
+
 TEST(SelfText, RefusesWhatCannotBeWritten) {
   const Model model = Model::open(test::testdata() / "w4q-mixture-tiny");
   test::expect_error(ErrorCode::bad_argument, {"2000 tokens", "1024 positions"},
