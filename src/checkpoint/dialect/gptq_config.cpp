@@ -192,6 +192,22 @@ io::Json extra_json(const GptqSetting& setting) {
           {"data_type", "int"}};
 }
 
+/// The names that have a setting so far.
+template <class Setting>
+std::vector<std::string>& names_of(std::vector<std::pair<Setting, std::vector<std::string>>>& settings,
+                                   const Setting& wanted) {
+  const auto found = std::ranges::find_if(settings, [&](const auto& of) { return of.first == wanted; });
+  return (found == settings.end() ? settings.emplace_back(wanted, std::vector<std::string>{}) : *found).second;
+}
+
+/// Some of what is packed, and what servers load as one where all of it is among them.
+std::vector<std::string> with_fused_among(const std::vector<std::string>& names, const std::vector<std::string>& packed,
+                                          std::vector<std::string> others) {
+  std::ranges::copy_if(packed, std::back_inserter(others),
+                       [&](const std::string& name) { return std::ranges::find(names, name) == names.end(); });
+  return with_fused(names, others);
+}
+
 }  // namespace
 
 io::Json describe_auto_round(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept) {
@@ -205,16 +221,10 @@ io::Json describe_auto_round(const std::vector<DialectLinear>& linears, const st
     const GptqSetting wanted = setting_of(linear);
     // Heads are outside of blocks.
     if (wanted == common && linear.name != head) continue;
-    const auto found = std::ranges::find(others, wanted, &decltype(others)::value_type::first);
-    (found == others.end() ? others.emplace_back(wanted, std::vector<std::string>{}) : *found)
-        .second.push_back(linear.name);
+    names_of(others, wanted).push_back(linear.name);
   }
   for (const auto& [wanted, names] : others) {
-    std::vector<std::string> rest = kept;
-    std::ranges::copy_if(packed, std::back_inserter(rest), [&, &chosen = names](const std::string& name) {
-      return std::ranges::find(chosen, name) == chosen.end();
-    });
-    for (const auto& name : with_fused(names, rest)) extra[name] = extra_json(wanted);
+    for (const auto& name : with_fused_among(names, packed, kept)) extra[name] = extra_json(wanted);
   }
   io::Json json = {{"quant_method", "auto-round"}, {"packing_format", "auto_round:auto_gptq"}};
   json.update(extra_json(common));
@@ -240,16 +250,10 @@ io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>
     has_head = has_head || linear.name == head;
     const Described wanted = described(linear);
     if (wanted == common) continue;
-    const auto found = std::ranges::find(others, wanted, &decltype(others)::value_type::first);
-    (found == others.end() ? others.emplace_back(wanted, std::vector<std::string>{}) : *found)
-        .second.push_back(linear.name);
+    names_of(others, wanted).push_back(linear.name);
   }
   for (const auto& [wanted, names] : others) {
-    std::vector<std::string> rest = kept;
-    std::ranges::copy_if(packed, std::back_inserter(rest), [&, &chosen = names](const std::string& name) {
-      return std::ranges::find(chosen, name) == chosen.end();
-    });
-    for (const auto& name : with_fused(names, rest)) dynamic["+:" + exactly(name)] = setting_json(wanted);
+    for (const auto& name : with_fused_among(names, packed, kept)) dynamic["+:" + exactly(name)] = setting_json(wanted);
   }
   io::Json json = {{"quant_method", "gptq"}, {"checkpoint_format", format}};
   json.update(setting_json(common));
