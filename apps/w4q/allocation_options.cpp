@@ -41,8 +41,7 @@ void add_allocation(CLI::App& command, AllocationArguments& arguments, CLI::Opti
   command
       .add_flag("--no-ties", arguments.untied,
                 "A width for each linear, and recipes as they are, even where --to or --for is about programs that "
-                "load q, k, "
-                "v and gate, up and all experts as one")
+                "load q, k, v and gate, up and all experts as one")
       ->group(packed_group);
   weight->excludes(size);
   for (CLI::Option* target : {weight, size}) target->excludes(&recipe)->excludes(&bits);

@@ -318,6 +318,7 @@ void leave_what_loads(const QuantizeArguments& options, pipeline::QuantizeReques
   if (!wanted.allocation || options.to.empty()) return;
   pipeline::QuantizeRequest same = wanted;
   same.allocation.reset();
+  same.preset.clear();  // what presets cost is asked for later
   std::optional<Error> refused;
   for (const auto& scheme : pipeline::widths_of(wanted.scheme)) {
     same.scheme = scheme;

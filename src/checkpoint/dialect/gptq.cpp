@@ -35,12 +35,11 @@ constexpr IntegerLimits limits{.bits = widths,
                                .kept_scales = detail::every_scale};
 
 /// Of AutoRound, whose config has no order of inputs.
-constexpr IntegerLimits ordered_limits{.bits = widths,
-                                       .scales = scale_types,
-                                       .symmetric = false,
-                                       .n_multiple = tile,
-                                       .k_multiple = tile,
-                                       .kept_scales = detail::every_scale};
+constexpr IntegerLimits ordered_limits = [] {
+  IntegerLimits of = limits;
+  of.act_order = false;
+  return of;
+}();
 
 /// In the order of tensors().
 constexpr std::array planes_of_tensors{PlaneRole::codes, PlaneRole::zeros, PlaneRole::scales, PlaneRole::group_index};
