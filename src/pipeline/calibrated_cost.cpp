@@ -47,9 +47,14 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
   // product for the targets, and about as much inside the blocks; each of three sweeps takes one, and two of them as
   // much again inside the blocks. Targets take two products, and two to solve for them.
   const bool feedback = steps.has(StepKind::feedback), both = steps.has(StepKind::feedback_outputs);
-  const double products = 3 + (steps.has(StepKind::awq) ? 2 * quantize::awq_alphas : 0) + (feedback ? 1 : 0) +
-                          (steps.has(StepKind::sweeps) ? 4 : 0) + (steps.has(StepKind::asymmetric) ? 4 : 0) +
-                          (steps.has(StepKind::fit_norms) ? 1 : 0);
+  const double products = 3 + (feedback ? 1 : 0) + (steps.has(StepKind::sweeps) ? 4 : 0) +
+                          (steps.has(StepKind::asymmetric) ? 4 : 0) + (steps.has(StepKind::fit_norms) ? 1 : 0);
+  // Behind scales that are judged by pivots stand two products: what the search found, and no scales.
+  const auto search_products = [&](const formats::Scheme& scheme) {
+    if (!steps.has(StepKind::awq)) return 0;
+    const bool by_pivots = feedback && !steps.has(StepKind::rotate) && scheme.family == formats::SchemeFamily::integer;
+    return by_pivots ? 2 : 2 * quantize::awq_alphas;
+  };
   const double distilled = steps.has(StepKind::distill_norms) ? distilled_tokens(request) : 0;
   double sum = distilled * static_cast<double>(model.config.vocab_size * model.config.hidden_size);
   for (int64_t layer = 0; layer < model.config.layers; ++layer) {
@@ -63,8 +68,9 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
       if (feedback) sum += k * k * k / 6 * factor_slowness;
       for (const auto& linear : group.linears) {
         const auto n = static_cast<double>(linear.n);
+        const auto scheme = scheme_of(linear.name);
         sum += rows * n * k * (steps.has(StepKind::asymmetric) ? 2.5 : 1) +
-               (scheme_of(linear.name) ? products * n * k * k : 0);
+               (scheme ? (products + search_products(*scheme)) * n * k * k : 0);
         sum += distilled * share_of(model.config, group) * n * k;
         // Forth, forth again and back, sums over tokens, their factor, and what rows are worth to each other.
         const double back = rows * back_share(request);

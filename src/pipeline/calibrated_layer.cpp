@@ -25,6 +25,7 @@
 #include "pipeline/rotated_weight.h"
 #include "pipeline/shared_factor.h"
 #include "quantize/awq.h"
+#include "quantize/feedback.h"
 #include "quantize/rounding.h"
 
 namespace w4q::pipeline {
@@ -143,6 +144,19 @@ class LayerJob {
   /// those rows, and what they divide afterwards ruins the weights.
   bool searches_scales(size_t group) const { return targets_[group].kind != Kind::none && !is_scarce(group); }
 
+  /// Integers are rounded in the basis of their channels, so that what feedback leaves of a scale's errors is known. Small
+  /// floats gain nothing by it (docs/notes/awq.md).
+  std::optional<quantize::AwqFeedback> feedback_behind_scales(size_t group,
+                                                              const std::vector<std::string>& names) const {
+    const quantize::Step* const feedback = options_.steps.find(StepKind::feedback);
+    const auto is_integer = [this](const std::string& name) {
+      return scheme_of_(name)->family == formats::SchemeFamily::integer;
+    };
+    if (feedback == nullptr || rotates(group) || !std::ranges::all_of(names, is_integer)) return std::nullopt;
+    return quantize::AwqFeedback{quantize::feedback_block(*scheme_of_(names.front()), groups_[group].width),
+                                 feedback->damping, groups_[group].name()};
+  }
+
   std::vector<std::string> packed_linears(size_t group) const {
     std::vector<std::string> result;
     for (const auto& name : groups_[group].names()) {
@@ -188,7 +202,8 @@ class LayerJob {
       magnitudes.add({names[i], DType::f32, weights[i].shape, bytes_of(weights[i].values)}, linears[i].rounding.block);
     }
     const auto sizes = magnitudes.mean();
-    const auto found = quantize::search_scales(linears, {mean_abs, gram_view, shared, sizes});
+    const auto found =
+        quantize::search_scales(linears, {mean_abs, gram_view, shared, sizes, feedback_behind_scales(group, names)});
     if (found.point.scales()) scales_[group] = found.scales;
     report.point = found.point;
     report.scaled_error = found.error;

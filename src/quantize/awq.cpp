@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "kernels/linear/gemm.h"
+#include "quantize/error_factor.h"
 
 namespace w4q::quantize {
 namespace {
@@ -41,9 +42,8 @@ double sum_over_rows(int64_t rows, const Body& body) {
   return sum;
 }
 
-/// The error of one block of rows after scaling, rounding and undoing the scale.
-double scaled_error(const AwqLinear& linear, int64_t first, int64_t rows, std::span<const float> scales,
-                    MatrixView<const float> gram) {
+/// What one block of rows misses the weights by after scaling, rounding and undoing the scale.
+Matrix scaled_errors(const AwqLinear& linear, int64_t first, int64_t rows, std::span<const float> scales) {
   const int64_t k = linear.weight.cols;
   Matrix rounded(rows, k);
   for (int64_t r = 0; r < rows; ++r) {
@@ -57,18 +57,49 @@ double scaled_error(const AwqLinear& linear, int64_t first, int64_t rows, std::s
     float* out = rounded.view.row(r);
     for (int64_t c = 0; c < k; ++c) out[c] = weights[c] - out[c] / scales[static_cast<size_t>(c)];
   }
-  return output_error(rounded.view, gram);
+  return rounded;
 }
 
-double group_error(std::span<const AwqLinear> linears, std::span<const float> scales, MatrixView<const float> gram) {
-  double error = 0;
+/// Σ of error(errors of some rows) over all rows of a group under scales.
+template <class Error>
+double group_error(std::span<const AwqLinear> linears, std::span<const float> scales, const Error& error) {
+  double sum = 0;
   for (const AwqLinear& linear : linears) {
-    error += sum_over_rows(linear.weight.rows, [&](int64_t first, int64_t rows) {
-      return scaled_error(linear, first, rows, scales, gram);
+    sum += sum_over_rows(linear.weight.rows, [&](int64_t first, int64_t rows) {
+      return error(scaled_errors(linear, first, rows, scales).view);
     });
   }
-  return error;
+  return sum;
 }
+
+/// What candidates are judged by.
+class Judge {
+ public:
+  explicit Judge(const AwqInput& input) : gram_(input.gram) {
+    if (!input.feedback) return;
+    const auto& [block, damping, name] = *input.feedback;
+    const ErrorFactor factor(gram_, block, damping, name);
+    pivots_ = pivots_of_channels(factor.order(), factor.pivots());
+  }
+
+  bool by_outputs() const noexcept { return pivots_.empty(); }
+  double operator()(MatrixView<const float> errors) const {
+    if (by_outputs()) return output_error(errors, gram_);
+    double sum = 0;
+    for (int64_t r = 0; r < errors.rows; ++r) {
+      const float* const row = errors.row(r);
+      for (int64_t c = 0; c < errors.cols; ++c) {
+        const double error = row[c];
+        sum += double{pivots_[static_cast<size_t>(c)]} * error * error;
+      }
+    }
+    return sum;
+  }
+
+ private:
+  MatrixView<const float> gram_;
+  std::vector<float> pivots_;
+};
 
 /// Values of channels, averaged over those that share a scale.
 std::vector<float> shared_means(std::span<const float> values, std::span<const int32_t> shared) {
@@ -279,21 +310,34 @@ std::vector<float> awq_scales_at(const AwqInput& input, AwqPoint point) {
 
 double plain_error(const AwqLinear& linear, MatrixView<const float> gram) {
   const std::vector<float> ones(static_cast<size_t>(linear.weight.cols), 1.0f);
-  return group_error({&linear, 1}, ones, gram);
+  return group_error({&linear, 1}, ones, [&](MatrixView<const float> errors) { return output_error(errors, gram); });
+}
+
+std::vector<float> pivots_of_channels(std::span<const int32_t> order, std::span<const float> pivots) {
+  std::vector<float> result(pivots.size());
+  for (size_t p = 0; p < pivots.size(); ++p) result[static_cast<size_t>(order[p])] = pivots[p];
+  return result;
 }
 
 AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& input) {
   check_shapes(linears, input);
+  const Judge judge(input);
   AwqScales best;
+  double least = 0;
   for (const AwqPoint point : awq_points(input)) {
     auto scales = awq_scales_at(input, point);
-    const double error = group_error(linears, scales, input.gram);
-    if (!point.scales()) best.plain_error = error;
-    if (point.scales() && !(error < best.error)) continue;
+    const double error = group_error(linears, scales, judge);
+    if (point.scales() && !(error < least)) continue;
     best.scales = std::move(scales);
     best.point = point;
-    best.error = error;
+    least = error;
+    if (!point.scales()) best.plain_error = error;
   }
+  best.error = least;
+  if (judge.by_outputs()) return best;
+  const auto by_outputs = [&](MatrixView<const float> errors) { return output_error(errors, input.gram); };
+  best.error = group_error(linears, best.scales, by_outputs);
+  best.plain_error = best.point.scales() ? group_error(linears, awq_scales_at(input, {}), by_outputs) : best.error;
   return best;
 }
 

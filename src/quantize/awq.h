@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "core/views.h"
@@ -19,6 +21,13 @@ struct AwqLinear {
   Rounding rounding;
 };
 
+/// Error feedback that follows the scales (feedback.h).
+struct AwqFeedback {
+  int64_t block;          ///< columns that share a scale
+  double damping;         ///< as ErrorFactor has it
+  std::string_view name;  ///< of the group, for errors
+};
+
 /// What is known of that input.
 struct AwqInput {
   std::span<const float> mean_abs;  ///< [k]
@@ -27,6 +36,9 @@ struct AwqInput {
   std::span<const int32_t> shared;
   /// [k] ChannelMagnitudes of the weights; empty: no scales that divide by them are tried.
   std::span<const float> magnitudes;
+  /// Where feedback follows, candidates are judged by what it leaves of their errors, Σ_j D_j·|e_j|² with the pivots D of
+  /// G (error_factor.h): the rest of tr(E·G·Eᵀ) other columns make up for. Not for linears that are rounded in another basis.
+  std::optional<AwqFeedback> feedback = std::nullopt;
 };
 
 /// How large the weights are that an input channel meets: the mean over outputs of |w| as a share of the largest of its
@@ -55,7 +67,7 @@ struct AwqPoint {
 struct AwqScales {
   std::vector<float> scales;  ///< [k], all positive: multiply the columns of the weights, divide the input
   AwqPoint point;             ///< that won
-  double error = 0;           ///< mean squared error of the outputs of the group, summed over outputs
+  double error = 0;           ///< mean squared error of the outputs of the group, summed over outputs, before feedback
   double plain_error = 0;     ///< the same without scales
 };
 
@@ -63,12 +75,15 @@ struct AwqScales {
 inline constexpr int awq_alphas = 20;
 std::vector<AwqPoint> awq_points(const AwqInput& input);
 
-/// Searches the scales of one group. Never worse than no scales. The result does not depend on the number of threads.
-/// Throws internal when shapes do not fit.
+/// Searches the scales of one group. Never worse than no scales by what they are judged by. The result does not depend on
+/// the number of threads. Throws internal when shapes do not fit.
 AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& input);
 
 /// Mean squared error of the outputs of a linear that is rounded without scales.
 double plain_error(const AwqLinear& linear, MatrixView<const float> gram);
+
+/// The pivots of a factor by channels, [k].
+std::vector<float> pivots_of_channels(std::span<const int32_t> order, std::span<const float> pivots);
 
 /// The scales of one point, shared where asked, normalized to √(smallest · largest) = 1.
 std::vector<float> awq_scales_at(const AwqInput& input, AwqPoint point);

@@ -9,6 +9,7 @@
 #include "formats/kbit.h"
 #include "kernels/common/block_reduce.cuh"
 #include "quantize/awq_cuda.h"
+#include "quantize/error_factor_cuda.h"
 #include "quantize/integer_round.cuh"
 #include "quantize/rotated.h"
 #include "quantize/row_norms.cuh"
@@ -427,28 +428,101 @@ void rounding_error_cuda(CudaWork& work, const AwqCudaLinear& linear, int64_t k,
   if (scales != nullptr) divide_columns_cuda(work, difference, n, k, scales);
 }
 
+namespace {
+
+/// sums[row] = Σ_c pivots[c]·difference[row][c]², a block per row.
+__global__ void __launch_bounds__(element_threads)
+    left_by_feedback_kernel(const float* difference, const float* pivots, int64_t k, double* sums) {
+  __shared__ double slots[32];
+  const float* const row = difference + int64_t{blockIdx.x} * k;
+  double sum = 0;
+  for (int64_t c = threadIdx.x; c < k; c += element_threads) {
+    const double error = row[c];
+    sum += static_cast<double>(pivots[c]) * error * error;
+  }
+  sum = kernels::block_reduce(sum, slots, 0.0, [](double a, double b) { return a + b; });
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+/// What candidates are judged by, as the CPU's.
+class Judge {
+ public:
+  Judge(CudaWork& work, std::span<const AwqCudaLinear> linears, const AwqInput& input, const GramCuda& gram,
+        const RotationCuda* rotation)
+      : work_(work), linears_(linears), gram_(gram), rotation_(rotation) {
+    if (!input.feedback) return;
+    const auto& [block, damping, name] = *input.feedback;
+    const ErrorFactorCuda factor(work, gram, block, damping, name);
+    const auto pivots = pivots_of_channels(factor.order().columns, work.fetch(factor.pivots(), gram.width()));
+    pivots_ = device::DeviceBuffer(work.stream, pivots.size() * sizeof(float));
+    pivots_.upload(std::as_bytes(std::span(pivots)), work.stream);
+    work.stream.synchronize();
+  }
+
+  bool by_outputs() const noexcept { return pivots_.size() == 0; }
+  /// Of the group under scales, which stand on the CPU.
+  double operator()(std::span<const float> scales, bool scaled) const {
+    if (by_outputs()) return output_error(scales, scaled);
+    double error = 0;
+    each(scales, scaled, [&](const float* difference, const AwqCudaLinear& linear) {
+      auto* const sums = work_.sums.get<double>(linear.n);
+      left_by_feedback_kernel<<<static_cast<unsigned>(linear.n), element_threads, 0, work_.stream.get()>>>(
+          difference, pivots_.as<float>(), gram_.width(), sums);
+      device::check_launch("error behind feedback", concat(linear.n, " × ", gram_.width()));
+      for (const double sum : work_.fetch(sums, linear.n)) error += sum;
+    });
+    return error;
+  }
+  double output_error(std::span<const float> scales, bool scaled) const {
+    each(scales, scaled, [&](const float* difference, const AwqCudaLinear& linear) {
+      gram_.add_square(difference, linear.n, &linear != linears_.data());
+    });
+    return gram_.square_error();
+  }
+
+ private:
+  template <class Use>
+  void each(std::span<const float> scales, bool scaled, const Use& use) const {
+    const int64_t k = gram_.width();
+    const float* const device = work_.put(work_.columns, scales.data(), k);
+    for (const AwqCudaLinear& linear : linears_) {
+      auto* const difference = work_.errors.get<float>(linear.n * k);
+      rounding_error_cuda(work_, linear, k, scaled ? device : nullptr, difference, rotation_);
+      use(difference, linear);
+    }
+  }
+
+  CudaWork& work_;
+  std::span<const AwqCudaLinear> linears_;
+  const GramCuda& gram_;
+  const RotationCuda* rotation_;
+  device::DeviceBuffer pivots_;
+};
+
+}  // namespace
+
 AwqScales search_scales_cuda(CudaWork& work, std::span<const AwqCudaLinear> linears, const AwqInput& input,
                              const GramCuda& gram, double plain_error, const RotationCuda* rotation) {
-  const int64_t k = gram.width();
-  ensure(static_cast<int64_t>(input.mean_abs.size()) == k && !linears.empty(), "search_scales_cuda: shapes do not fit");
+  ensure(static_cast<int64_t>(input.mean_abs.size()) == gram.width() && !linears.empty(),
+         "search_scales_cuda: shapes do not fit");
+  const Judge judge(work, linears, input, gram, rotation);
   AwqScales best;
-  best.scales = awq_scales_at(input, {});
-  best.error = best.plain_error = plain_error;
+  best.plain_error = plain_error;
+  double least = 0;
   for (const AwqPoint point : awq_points(input)) {
-    if (!point.scales() && rotation == nullptr) continue;
     auto scales = awq_scales_at(input, point);
-    const float* const device = work.put(work.columns, scales.data(), k);
-    for (const AwqCudaLinear& linear : linears) {
-      auto* const difference = work.errors.get<float>(linear.n * k);
-      rounding_error_cuda(work, linear, k, point.scales() ? device : nullptr, difference, rotation);
-      gram.add_square(difference, linear.n, &linear != linears.data());
-    }
-    const double error = gram.square_error();
-    if (!point.scales()) best.error = best.plain_error = error;
-    if (!(error < best.error)) continue;
+    const bool known = !point.scales() && rotation == nullptr && judge.by_outputs();
+    const double error = known ? plain_error : judge(scales, point.scales());
+    if (point.scales() && !(error < least)) continue;
     best.scales = std::move(scales);
     best.point = point;
-    best.error = error;
+    least = error;
+    if (!point.scales() && judge.by_outputs()) best.plain_error = error;
+  }
+  if (judge.by_outputs()) {
+    best.error = least;
+  } else {
+    best.error = best.point.scales() ? judge.output_error(best.scales, true) : plain_error;
   }
   return best;
 }

@@ -116,6 +116,38 @@ TEST(Awq, SearchPicksTheBestOfItsPoints) {
   }
 }
 
+TEST(Awq, BeforeFeedbackThePointIsTakenThatLeavesTheLeast) {
+  const ScaledLayer layer(64, 96, 13, 7, 15.0f);
+  const AwqLinear linear{layer.weight, int4(96)};
+  AwqInput input = layer.input();
+  input.feedback = {.block = 32, .damping = 0.01, .name = "w"};
+  const ErrorFactor factor(layer.gram_view(), 32, 0.01, "w");
+  const auto pivots = pivots_of_channels(factor.order(), factor.pivots());
+  double least = 1e300;
+  AwqPoint expected;
+  for (const AwqPoint point : awq_points(input)) {
+    const auto values = rounded(layer, awq_scales_at(input, point));
+    double left = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double error = layer.weight.values[i] - values[i];
+      left += double{pivots[i % 96]} * error * error;
+    }
+    if (left < least) least = left, expected = point;
+  }
+  const auto found = search_scales({&linear, 1}, input);
+  EXPECT_EQ(found.point.alpha, expected.alpha);
+  const double plain = layer.measured_error(rounded(layer, {}));
+  const double scaled = layer.measured_error(rounded(layer, found.scales));
+  EXPECT_NEAR(found.plain_error, plain, gram_precision * plain);
+  EXPECT_NEAR(found.error, scaled, gram_precision * scaled);
+}
+
+TEST(Awq, PivotsStandByChannels) {
+  const std::vector<float> pivots = {3, 1, 2};
+  const std::vector<int32_t> order = {2, 0, 1};
+  EXPECT_EQ(pivots_of_channels(order, pivots), (std::vector<float>{1, 2, 3}));
+}
+
 TEST(Awq, MagnitudesAreSharesOfABlocksLargest) {
   const std::vector<float> weights = {1, -2, 4,  0, 0, 0,   //
                                       0, 8,  -8, 1, 0, 2};  // in blocks of three

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 
 #include "core/convert.h"
 #include "core/text.h"
@@ -180,16 +181,21 @@ TEST_F(CalibratedCuda, SearchesChooseWhatTheCpuChooses) {
     ChannelMagnitudes magnitudes(layer.k);
     magnitudes.add(layer.view(), rounding.block);
     const auto sizes = magnitudes.mean();
-    const auto cpu = search_scales(linears, {layer.mean_abs, layer.gram_view(), {}, sizes});
-    GroupCuda group(*work, gram(layer));
-    const auto measured = group.add(layer.view(), scheme, {});
-    EXPECT_NEAR(measured.plain, cpu.plain_error, 1e-4 * cpu.plain_error) << name;
-    EXPECT_NEAR(measured.power, output_error(layer.weight, layer.gram_view()), 1e-4 * measured.power) << name;
-    const auto found = group.search({layer.mean_abs, {}, {}, sizes}, measured.plain);
-    EXPECT_EQ(found.point.alpha, cpu.point.alpha) << name;
-    EXPECT_EQ(found.point.by_weights, cpu.point.by_weights) << name;
-    EXPECT_EQ(found.scales, cpu.scales) << name;
-    EXPECT_NEAR(found.error, cpu.error, 1e-4 * cpu.error) << name;
+    for (const bool before_feedback : {false, true}) {
+      std::optional<AwqFeedback> feedback;
+      if (before_feedback) feedback = {rounding.block, 0.01, "w"};
+      const auto cpu = search_scales(linears, {layer.mean_abs, layer.gram_view(), {}, sizes, feedback});
+      GroupCuda group(*work, gram(layer));
+      const auto measured = group.add(layer.view(), scheme, {});
+      EXPECT_NEAR(measured.plain, cpu.plain_error, 1e-4 * cpu.plain_error) << name;
+      EXPECT_NEAR(measured.power, output_error(layer.weight, layer.gram_view()), 1e-4 * measured.power) << name;
+      const auto found = group.search({layer.mean_abs, {}, {}, sizes, feedback}, measured.plain);
+      EXPECT_EQ(found.point.alpha, cpu.point.alpha) << name;
+      EXPECT_EQ(found.point.by_weights, cpu.point.by_weights) << name;
+      EXPECT_EQ(found.scales, cpu.scales) << name;
+      EXPECT_NEAR(found.error, cpu.error, 1e-4 * cpu.error) << name;
+      EXPECT_NEAR(found.plain_error, cpu.plain_error, 1e-4 * cpu.plain_error) << name;
+    }
   }
 }
 
