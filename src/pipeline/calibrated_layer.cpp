@@ -230,8 +230,8 @@ class LayerJob {
     const auto mean_abs = statistics(group).mean_abs();
     const auto shared = shared_channels(groups_[group], targets_[group]);
     const auto sizes = magnitudes.mean();
-    const auto found = gpu_->search(group, {mean_abs, {}, shared, sizes}, report.plain_error,
-                                    rotates(group) ? &rotations_[group] : nullptr);
+    const auto found = gpu_->search(group, {mean_abs, {}, shared, sizes, feedback_behind_scales(group, names)},
+                                    report.plain_error, rotates(group) ? &rotations_[group] : nullptr);
     if (found.point.scales()) scales_[group] = found.scales;
     report.point = found.point;
     report.scaled_error = found.error;
@@ -280,7 +280,7 @@ class LayerJob {
     auto gram = quantize::mean_gram(pair_ ? pair_->quantized : statistics(group));
     auto drift = pair_ ? quantize::mean_drift(*pair_) : std::vector<float>{};
     CalibratedPasses passes(in_scaled_basis(gram, group), options_, groups_[group].name());
-    if (pair_) passes.follow(in_scaled_basis(drift, group));
+    if (pair_) passes.follow(in_scaled_basis(drift, group), pair_->quantized.count);
     passes.turn(rotations_[group]);
     passes.share_factor(shared_factor(group, names));
     passes.share_tables(tables_of(group, names, passes.gram()));

@@ -58,7 +58,7 @@ void CalibratedPasses::aim(MatrixView<float> weight, const formats::Scheme& sche
   if (drift_.rows == 0) return;
   const double mean = quantize::mean_diagonal(diagonal(gram_), group_);
   quantize::follow_inputs(weight, drift_, factor(quantize::feedback_block(scheme, weight.cols)), mean,
-                          quantize::move_limit(bits));
+                          quantize::move_limit(bits, drift_tokens_, weight.cols));
 }
 
 void CalibratedPasses::add_first(PassWork& work, const formats::Scheme& scheme, const Values& weight) {

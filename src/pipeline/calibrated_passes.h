@@ -33,9 +33,9 @@ class CalibratedPasses {
   /// outlive this; `group` names the linears.
   CalibratedPasses(MatrixView<float> gram, const quantize::QuantizeOptions& options, std::string group);
 
-  /// From now on weights follow their inputs (quantize/asymmetric.h): `drift` [k, k] is that of the inputs and is
-  /// turned as the Gram matrix is; it must outlive this.
-  void follow(MatrixView<float> drift) { drift_ = drift; }
+  /// From now on weights follow their inputs (quantize/asymmetric.h): `drift` [k, k] is that of the inputs of so many
+  /// tokens, and is turned as the Gram matrix is; it must outlive this.
+  void follow(MatrixView<float> drift, int64_t tokens) { drift_ = drift, drift_tokens_ = tokens; }
   /// The target for `weight`, in the present basis, whose first pass will be `scheme` and whose passes have `bits` in
   /// all; the weight itself where nothing is followed.
   void aim(MatrixView<float> weight, const formats::Scheme& scheme, int bits);
@@ -61,6 +61,7 @@ class CalibratedPasses {
   const quantize::ErrorFactor& factor(int64_t block);
 
   MatrixView<float> gram_, drift_;
+  int64_t drift_tokens_ = 0;
   formats::InputRotation rotation_;
   const quantize::QuantizeOptions& options_;
   std::string group_;

@@ -38,6 +38,7 @@ std::vector<float> mean_drift(const InputPair& pair);
 /// How far a row may move from W_r to W'_r, over |W_r|². Inputs of few tokens, or such as lost what they were, ask for
 /// several times the weight itself, and for its opposite: what is left is no longer the model's.
 struct MoveLimit {
+  double share = 1;                                         ///< of the move that is made at most
   double size = std::numeric_limits<double>::infinity();    ///< |W'_r − W_r|²
   double growth = std::numeric_limits<double>::infinity();  ///< ⟨W'_r − W_r, W_r⟩
   double loss = std::numeric_limits<double>::infinity();    ///< its opposite
@@ -45,12 +46,24 @@ struct MoveLimit {
 /// For rows that are to be rounded to so many bits: 6 times the noise of that rounding, 4 times from 4 bits on, and a
 /// fifth of what they are. Measured on trained models: whole matrices at most 0.57, 0.10, 0.022 and 0.0001 with 2, 3, 4
 /// and 8 bits; rows grow by 0.26 of themselves at most, and lose 0.12.
-inline MoveLimit move_limit(int bits) { return {(bits < 4 ? 12 : 8) * std::pow(0.25, bits), 0.4, 0.2}; }
+inline MoveLimit move_limit(int bits) { return {1, (bits < 4 ? 12 : 8) * std::pow(0.25, bits), 0.4, 0.2}; }
+
+/// A row's move is fitted to tokens, k numbers to each row: the fewer tokens, the more of it is their noise. What is worth
+/// making of it by that, for as many tokens and inputs (docs/notes/quality.md).
+inline double supported_share(int64_t tokens, int64_t width) {
+  constexpr double tokens_of_an_input = 24;  // of which the move is as much noise as not
+  return static_cast<double>(tokens) / (static_cast<double>(tokens) + tokens_of_an_input * static_cast<double>(width));
+}
+inline MoveLimit move_limit(int bits, int64_t tokens, int64_t width) {
+  MoveLimit limit = move_limit(bits);
+  limit.share = supported_share(tokens, width);
+  return limit;
+}
 
 /// What of a row's move is made: `own` is |W_r|², `size` and `along` are of the whole move, as in MoveLimit.
 W4Q_HOST_DEVICE inline double part_of_move(double own, double size, double along, const MoveLimit& limit) {
-  double part = 1;
-  if (size > limit.size * own) part = std::sqrt(limit.size * own / size);
+  double part = limit.share;
+  if (part * part * size > limit.size * own) part = std::sqrt(limit.size * own / size);
   if (along * part > limit.growth * own) part = limit.growth * own / along;
   if (-along * part > limit.loss * own) part = limit.loss * own / -along;
   return part;

@@ -68,7 +68,10 @@ __global__ void __launch_bounds__(element_threads)
 }  // namespace
 
 DriftCuda::DriftCuda(CudaWork& work, const double* sums, int64_t width, int64_t count)
-    : work_(work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
+    : work_(work),
+      width_(width),
+      tokens_(count),
+      matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
   const double scale = count > 0 ? 1.0 / static_cast<double>(count) : 0.0;
   mean_kernel<<<element_blocks(width * width), element_threads, 0, work.stream.get()>>>(sums, width * width, scale,
                                                                                         matrix_.as<float>());

@@ -20,6 +20,7 @@ class DriftCuda {
   DriftCuda(CudaWork& work, const double* sums, int64_t width, int64_t count);
 
   int64_t width() const noexcept { return width_; }
+  int64_t tokens() const noexcept { return tokens_; }
   const float* data() const noexcept { return matrix_.as<float>(); }
   /// For inputs that are divided by `scales`.
   void divide(std::span<const float> scales);
@@ -28,7 +29,7 @@ class DriftCuda {
 
  private:
   CudaWork& work_;
-  int64_t width_;
+  int64_t width_, tokens_;
   device::DeviceBuffer matrix_;
 };
 

@@ -174,7 +174,7 @@ void GroupCuda::follow_inputs(CudaWork& work, Linear& linear, const Steps& steps
   if (!drift_) return;
   const GramCuda gram(work, *gram_);
   follow_inputs_cuda(work, linear.weight.as<float>(), linear.n, *drift_, gram, factor(linear, damping_of(steps)),
-                     move_limit(linear.scheme.bits));
+                     move_limit(linear.scheme.bits, drift_->tokens(), linear.k));
 }
 
 void GroupCuda::divide_rows(CudaWork& work, Linear& linear, std::span<const float> divisors) {

@@ -115,6 +115,44 @@ TEST(Asymmetric, OutputsComeNearer) {
   EXPECT_LT(after, 0.3 * before);  // measured 0.23
 }
 
+/// What few tokens say is mostly their noise: where both inputs differ by that alone, all that is learned from them makes
+/// fresh outputs worse, and what is made of it does less harm.
+TEST(Asymmetric, OfFewTokensLittleIsBelieved) {
+  const int64_t k = 96;
+  EXPECT_LT(supported_share(k, k), 0.1);
+  EXPECT_GT(supported_share(1024 * k, k), 0.95);
+  const MoveLimit limit = move_limit(4, 500, k);
+  EXPECT_EQ(limit.share, supported_share(500, k));
+  EXPECT_EQ(limit.size, move_limit(4).size);
+
+  Inputs inputs(200, k);
+  const RandomMatrix noise(200, k, 77);
+  for (size_t i = 0; i < noise.values.size(); ++i)
+    inputs.plain.values[i] = inputs.quantized.values[i] + 0.1f * noise.values[i];
+  InputPair pair = make_input_pair(k);
+  add_rows(pair, inputs.plain, inputs.quantized, "x");
+  inputs.drift = mean_drift(pair);
+  const RandomMatrix weight(16, k, 5), fresh(400, k, 99);
+  const auto harm = [&](double share) {
+    const auto target = inputs.followed(weight, inputs.factor(), {.share = share});
+    double sum = 0;
+    for (int64_t t = 0; t < fresh.rows; ++t) {
+      for (int64_t r = 0; r < weight.rows; ++r) {
+        double change = 0;
+        for (int64_t c = 0; c < k; ++c) {
+          const auto at = static_cast<size_t>(r * k + c);
+          change += (double{target[at]} - double{weight.values[at]}) * double{fresh.row(t)[c]};
+        }
+        sum += change * change;
+      }
+    }
+    return sum;
+  };
+  const double all = harm(1), some = harm(supported_share(200, k));
+  EXPECT_GT(all, 0.0);
+  EXPECT_NEAR(some, std::pow(supported_share(200, k), 2) * all, 1e-4 * all);
+}
+
 /// Rows that want to go further than they may go as far as they may, in the same direction; the others are untouched.
 TEST(Asymmetric, RowsMoveNoFurtherThanTheyMay) {
   const Inputs inputs(500, 96);

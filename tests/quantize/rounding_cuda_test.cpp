@@ -153,6 +153,8 @@ TEST_F(RoundingCuda, FeedbackOnBothSidesGainsWhatItGainsOnTheCpu) {
       const double found = objective(layer, gpu, costs), expected = objective(layer, cpu, costs);
       EXPECT_NEAR(found, expected, 0.01 * expected) << name << (search ? " searched" : "");
       EXPECT_LT(found, objective(layer, pack(layer, scheme, options), costs)) << name;
+      // All of them on an H200, but 0.991 of one scheme.
+      EXPECT_GE(equal_share(gpu, cpu), 0.95) << name;
     }
   }
 }
@@ -215,7 +217,8 @@ TEST_F(RoundingCuda, WeightsFollowTheirInputs) {
   const ErrorFactorCuda factor(*work, *kept.quantized.gpu_gram, 32, damping, "x");
   double free = 0;
   // The others hold all rows back.
-  for (const MoveLimit& limit : {MoveLimit{}, MoveLimit{.size = 1e-4}, MoveLimit{.growth = 1e-4, .loss = 1e-4}}) {
+  for (const MoveLimit& limit :
+       {MoveLimit{}, MoveLimit{.share = 0.25}, MoveLimit{.size = 1e-4}, MoveLimit{.growth = 1e-4, .loss = 1e-4}}) {
     auto expected = weight.values;
     follow_inputs({expected.data(), 40, k}, {drift.data(), k, k}, cpu_factor, mean, limit);
     auto on_gpu = device::DeviceBuffer::copy_of(bytes_of(weight.values), work->stream);
@@ -229,7 +232,7 @@ TEST_F(RoundingCuda, WeightsFollowTheirInputs) {
     // The condition of the damped matrix, some 10^3, times the rounding of drift and of sums in fp32.
     EXPECT_LT(std::sqrt(apart / moved), 5e-3) << limit.size << " " << limit.loss;
     if (free == 0) free = moved;
-    EXPECT_LE(moved, (limit.size < 1 || limit.loss < 1 ? 0.1 : 1) * free);
+    EXPECT_LE(moved, (limit.share < 1 || limit.size < 1 || limit.loss < 1 ? 0.1 : 1) * free);
   }
 }
 
