@@ -118,8 +118,7 @@ int run(const CompareOptions& options) {
       return (*errors)(module, difference);
     };
   }
-  // Weights are compared by the first rank alone, windows by all.
-  auto comparison = ranks::world().first() ? verify::compare_linears(a, b, base, output_error) : verify::Comparison{};
+  auto comparison = verify::compare_linears(a, b, base, output_error);
   if (decodes) {
     verify::PerplexityOptions how = options.perplexity;
     const DecodeChoice choice = choose(options.decode);

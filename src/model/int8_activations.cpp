@@ -20,7 +20,7 @@ void refuse_int8_activations(std::string_view layer, std::string_view found) {
       .hint("leave --activations int8 out");
 }
 
-void check_int8_activations(const Model& model) {
+bool any_int8_activations(const Model& model) {
   bool any = false;
   for (const auto& layer : model.layers()) {
     for (const auto& weight : layer.linears) {
@@ -30,7 +30,13 @@ void check_int8_activations(const Model& model) {
       any = true;
     }
   }
-  if (!any) refuse_int8_activations("any layer", "weights of 16 bits");
+  return any;
+}
+
+void refuse_without_int8_activations() { refuse_int8_activations("any layer", "weights of 16 bits"); }
+
+void check_int8_activations(const Model& model) {
+  if (!any_int8_activations(model)) refuse_without_int8_activations();
 }
 
 }  // namespace w4q::model

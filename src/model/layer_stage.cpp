@@ -28,7 +28,13 @@ int stretches(const std::vector<int64_t>& bytes, int64_t most) {
   return count;
 }
 
+bool reads_others_keys(const ModelConfig& config) {
+  return std::ranges::any_of(config.attention, [](const auto& layer) { return layer.keys_of.has_value(); });
+}
+
 }  // namespace
+
+bool can_be_split(const ModelConfig& config) { return !reads_others_keys(config) && config.layer_embedding_size == 0; }
 
 std::vector<int64_t> stored_layer_bytes(const OpenedModel& model) {
   std::vector<int64_t> bytes;
@@ -72,12 +78,10 @@ std::vector<LayerRange> cut_layers(const std::vector<int64_t>& bytes, int parts)
 std::vector<LayerRange> split_layers(const OpenedModel& model, int parts) {
   if (parts == 1) return {{0, model.config.layers}};
   const auto& config = model.config;
-  const bool reads_keys =
-      std::ranges::any_of(config.attention, [](const auto& layer) { return layer.keys_of.has_value(); });
-  if (reads_keys || config.layer_embedding_size != 0) {
+  if (!can_be_split(config)) {
     throw Error(ErrorCode::unsupported, concat("several ranks cannot hold ", config.architecture_name, " together"))
-        .detail(reads_keys ? "its last layers read the keys and values of earlier ones"
-                           : "its layers have embeddings of their own")
+        .detail(reads_others_keys(config) ? "its last layers read the keys and values of earlier ones"
+                                          : "its layers have embeddings of their own")
         .hint("leave out --split-layers");
   }
   if (parts > model.config.layers) {

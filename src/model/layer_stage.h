@@ -26,6 +26,9 @@ std::vector<int64_t> stored_layer_bytes(const OpenedModel& model);
 /// be. Of equal ways the one that is cut earliest.
 std::vector<LayerRange> cut_layers(const std::vector<int64_t>& bytes, int parts);
 
+/// Whether the layers of a model can be held by several: not where they know of one another.
+bool can_be_split(const ModelConfig& config);
+
 /// cut_layers of a model. Throws bad_argument where it has fewer layers than parts, unsupported where layers know of one
 /// another.
 std::vector<LayerRange> split_layers(const OpenedModel& model, int parts);

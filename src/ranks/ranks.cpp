@@ -77,6 +77,13 @@ Ending parsed(const std::string& text) {
   return ending;
 }
 
+/// Which rank met an error, and on which host; once.
+void add_place(Error& error, const Ranks& ranks) {
+  constexpr std::string_view words = "at rank ";
+  if (error.details().find(concat("\n  ", words)) != std::string::npos) return;
+  error.detail(concat(words, ranks.rank(), " of ", ranks.size(), ", on ", host_name()));
+}
+
 /// Of all endings the one that is told: the error of the lowest rank that came by itself, or else what interrupted it, or
 /// else an error that came after others.
 Ending worst(const std::vector<std::optional<Ending>>& endings) {
@@ -339,6 +346,22 @@ std::vector<std::string> Ranks::gather_everywhere(std::string bytes) {
   return all;
 }
 
+std::vector<std::string> Ranks::together(const std::function<std::string()>& own) {
+  Ending ending;
+  std::string bytes;
+  try {
+    bytes = own();
+  } catch (const Error& error) {
+    if (size_ == 1) throw;
+    ending.error = error;
+    add_place(*ending.error, *this);
+  }
+  for (const auto& each : gather_everywhere(joined(ending))) {
+    if (const auto error = parsed(each).error) throw *error;
+  }
+  return gather_everywhere(std::move(bytes));
+}
+
 void Ranks::require_same(std::string_view what, std::string_view text) {
   const std::string expected = broadcast(std::string(text));
   if (expected == text) return;
@@ -408,9 +431,7 @@ class Ranks::Farewell {
   Farewell(Ranks& ranks, Ending own) : ranks_(ranks), impl_(*ranks.impl_), own_(std::move(own)) {
     impl_.ended = true;
     own_.stopped = own_.stopped || (own_.error && impl_.lost() < 0 && follows_another());
-    if (own_.error) {
-      own_.error->detail(concat("at rank ", ranks.rank(), " of ", ranks.size(), ", on ", host_name()));
-    }
+    if (own_.error) add_place(*own_.error, ranks);
     // Of several that a launcher ends the first one speaks; one that alone got a signal waits until it does.
     const bool hurries = own_.signal != 0 && ranks.first();
     if (!own_.good()) fail(hurries ? patience_with_signals : ranks.first() ? patience : patience_for_the_verdict);

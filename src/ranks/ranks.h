@@ -68,6 +68,9 @@ class Ranks {
   /// What every rank gives, in their order: at the first rank, or at every rank. Elsewhere nothing.
   std::vector<std::string> gather(std::string bytes);
   std::vector<std::string> gather_everywhere(std::string bytes);
+  /// What `own` returns at every rank, in their order, at every rank. Where it throws an Error somewhere, every rank throws
+  /// that of the lowest that did, once all have done theirs: for whoever goes on after an error, which must be everybody.
+  std::vector<std::string> together(const std::function<std::string()>& own);
   /// By the first rank, where its work ends with an exception: others hear of it before what they work on goes.
   void stop_others() noexcept;
   /// Throws mismatch at every rank where `text`, which is `what`, is not the same on all: other programs, other machines.

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <set>
+#include <type_traits>
 #include <utility>
 
 #include "core/error.h"
@@ -13,6 +15,7 @@
 #include "core/text.h"
 #include "kernels/linear/linear.h"
 #include "model/experts_like.h"
+#include "model/layer_stage.h"
 #include "model/stored_sizes.h"
 #include "verify/weights/rescaled.h"
 #include "verify/weights/weights.h"
@@ -48,9 +51,15 @@ class Side {
   /// In the basis of the checkpoint.
   const checkpoint::Folder& base() const noexcept { return base_.folder; }
 
+  std::string scheme(const std::string& module) const {
+    const auto* info = folder_.quantization.find(module);
+    if (info == nullptr) return std::string(dtype_name(folder_.tensors.at(module + ".weight").dtype));
+    return scheme_text(*info);
+  }
+
+  /// But for the scheme.
   ComparedSide linear(const std::string& module, const OutputErrorOf& output_error) {
     ComparedSide result;
-    result.scheme = scheme(module);
     const auto reference = stored_weight(base_.folder, module);
     const auto weight = weights_.effective(module);
     result.error = model::compare_weights(reference, weight);
@@ -73,12 +82,6 @@ class Side {
   }
 
  private:
-  std::string scheme(const std::string& module) const {
-    const auto* info = folder_.quantization.find(module);
-    if (info == nullptr) return std::string(dtype_name(folder_.tensors.at(module + ".weight").dtype));
-    return scheme_text(*info);
-  }
-
   double bytes_of_linear(const std::string& module) const {
     const auto* info = folder_.quantization.find(module);
     if (info == nullptr) return static_cast<double>(folder_.tensors.at(module + ".weight").size());
@@ -198,35 +201,92 @@ bool is_stored_alike(const checkpoint::Folder& side, const checkpoint::Folder& b
   return ours->dtype == theirs->dtype && std::ranges::equal(ours->bytes, theirs->bytes);
 }
 
+/// Of a row of things of these costs those that this rank looks at: neighbours, which read the same files and statistics.
+model::LayerRange part_of(const ranks::Ranks& ranks, const std::vector<int64_t>& costs) {
+  const auto parts = std::min(costs.size(), static_cast<size_t>(ranks.size()));
+  const auto rank = static_cast<size_t>(ranks.rank());
+  return rank < parts ? model::cut_layers(costs, static_cast<int>(parts))[rank] : model::LayerRange{};
+}
+
+/// What each rank has found of its part, one behind the other.
+std::string gathered(ranks::Ranks& ranks, std::string own) {
+  std::string all;
+  for (const auto& part : ranks.gather_everywhere(std::move(own))) all += part;
+  return all;
+}
+
+using Folders = std::array<const checkpoint::Folder*, 2>;
+
 /// Those that either side has packed, or holds otherwise than the base: decoded ones have other types or values.
-std::set<std::string> differing_linears(const std::array<const checkpoint::Folder*, 2>& sides,
-                                        const std::array<const checkpoint::Folder*, 2>& bases,
-                                        const model::ModelConfig& config) {
+std::set<std::string> differing_linears(const Folders& sides, const Folders& bases, const model::ModelConfig& config,
+                                        ranks::Ranks& ranks) {
   std::set<std::string> names;
+  std::vector<std::string> unpacked;  // by both
+  std::vector<int64_t> costs;
   for (const auto& parameter : model::parameters(config)) {
+    if (!parameter.linear) continue;
     const std::string module(model::module_path(parameter.name));
-    for (size_t i = 0; parameter.linear && i < sides.size(); ++i) {
-      check_interrupt();
-      if (sides[i]->quantization.find(module) != nullptr || !is_stored_alike(*sides[i], *bases[i], parameter.name)) {
-        names.insert(module);
-      }
+    if (std::ranges::any_of(sides, [&](const auto* side) { return side->quantization.find(module) != nullptr; })) {
+      names.insert(module);
+      continue;
     }
+    unpacked.push_back(parameter.name);
+    const bool stored = bases.front()->tensors.contains(parameter.name);
+    costs.push_back(stored ? static_cast<int64_t>(bases.front()->tensors.at(parameter.name).size()) : 0);
+  }
+  const auto part = part_of(ranks, costs);
+  std::string differ;
+  for (int64_t i = part.first; i < part.end; ++i) {
+    check_interrupt();
+    const auto& name = unpacked[static_cast<size_t>(i)];
+    const bool alike = is_stored_alike(*sides[0], *bases[0], name) && is_stored_alike(*sides[1], *bases[1], name);
+    differ += alike ? 'n' : 'y';
+  }
+  differ = gathered(ranks, std::move(differ));
+  for (size_t i = 0; i < unpacked.size(); ++i) {
+    if (differ[i] == 'y') names.emplace(model::module_path(unpacked[i]));
   }
   return names;
 }
 
+/// What is measured of a linear, as it travels between ranks, which are all of one kind.
+struct LinearFigures {
+  std::optional<double> power, output_a, output_b;
+  model::WeightError error_a, error_b;
+};
+static_assert(std::is_trivially_copyable_v<LinearFigures>);
+
 }  // namespace
 
 Comparison compare_linears(const model::OpenedModel& a, const model::OpenedModel& b, const model::OpenedModel& base,
-                           const OutputErrorOf& output_error) {
+                           const OutputErrorOf& output_error, ranks::Ranks& ranks) {
   Side side_a(a, base), side_b(b, base);
-  const auto names = differing_linears({&a.folder, &b.folder}, {&side_a.base(), &side_b.base()}, base.config);
-  Comparison result;
-  Progress progress("compare", static_cast<int64_t>(names.size()), "tensors");
-  for (const auto& name : names) {
-    result.linears.push_back({name, output_power(side_a.base(), name, output_error), side_a.linear(name, output_error),
-                              side_b.linear(name, output_error)});
+  const auto differing =
+      differing_linears({&a.folder, &b.folder}, {&side_a.base(), &side_b.base()}, base.config, ranks);
+  const std::vector<std::string> names(differing.begin(), differing.end());
+  std::vector<int64_t> weights;
+  for (const auto& name : names) weights.push_back(element_count(side_a.base().tensors.at(name + ".weight").shape));
+  const auto part = part_of(ranks, weights);
+  Progress progress("compare", part.count(), "tensors");
+  std::string found;
+  for (int64_t i = part.first; i < part.end; ++i) {
+    const auto& name = names[static_cast<size_t>(i)];
+    const auto power = output_power(side_a.base(), name, output_error);
+    const auto of_a = side_a.linear(name, output_error), of_b = side_b.linear(name, output_error);
+    const LinearFigures figures{power, of_a.output, of_b.output, of_a.error, of_b.error};
+    found.append(reinterpret_cast<const char*>(&figures), sizeof figures);
     progress.advance(1);
+  }
+  found = gathered(ranks, std::move(found));
+  ensure(found.size() == names.size() * sizeof(LinearFigures), "the ranks differ in which linears they compare");
+  Comparison result;
+  for (size_t i = 0; i < names.size(); ++i) {
+    LinearFigures figures;
+    std::memcpy(&figures, found.data() + i * sizeof figures, sizeof figures);
+    result.linears.push_back({names[i],
+                              figures.power,
+                              {side_a.scheme(names[i]), figures.error_a, figures.output_a},
+                              {side_b.scheme(names[i]), figures.error_b, figures.output_b}});
   }
   result.a = side_a.total(result.linears, &ComparedLinear::a);
   result.b = side_b.total(result.linears, &ComparedLinear::b);

@@ -12,6 +12,7 @@
 #include "model/kinds.h"
 #include "model/opened.h"
 #include "model/weight_error.h"
+#include "ranks/ranks.h"
 #include "verify/perplexity.h"
 #include "verify/sizes.h"
 
@@ -57,9 +58,10 @@ struct Comparison {
 };
 
 /// Weights, folded scales undone, and outputs where `output_error` is given, each against `base` in its own basis.
-/// Throws mismatch when the checkpoints are not of one architecture.
+/// `ranks` share the linears; what is returned is the same at each. Throws mismatch when the checkpoints are not of one
+/// architecture.
 Comparison compare_linears(const model::OpenedModel& a, const model::OpenedModel& b, const model::OpenedModel& base,
-                           const OutputErrorOf& output_error);
+                           const OutputErrorOf& output_error, ranks::Ranks& ranks = ranks::world());
 
 /// Decodes all three in lock step, the base once. Throws as measure_perplexities does.
 Comparison::Predictions compare_predictions(const model::Model& a, const model::Model& b, const model::Model& base,

@@ -83,6 +83,24 @@ TEST_F(RanksMeasure, PerplexityAndComparisonsAreEqualToTheLastBit) {
   }
 }
 
+/// Of weights alone, and of outputs by statistics.
+TEST_F(RanksMeasure, ComparedWeightsAreEqualToTheLastBit) {
+  ASSERT_EQ(quantize("q3", {"--k", "3", "--device", "cpu"}).status, 0);
+  ASSERT_EQ(quantize("awq", {"--recipe", "kbit4: awq", "--calib", own_text(), "--samples", "3", "--length", "32",
+                             "--device", "cpu"})
+                .status,
+            0);
+  ASSERT_EQ(run_w4q({"calibrate", bundled_model(), "--text", own_text(), "-o", path("stats.safetensors"), "--samples",
+                     "3", "--length", "32", "--device", "cpu", "--quiet"})
+                .status,
+            0);
+  const std::vector<std::string> words{
+      "compare", path("q3"), path("awq"), "--base", bundled_model(), "--stats", path("stats.safetensors"),
+      "--json",  "--quiet"};
+  const std::string alone = said(run_w4q(words));
+  for (const int ranks : {2, 5}) EXPECT_EQ(said(run_ranks(ranks, words)), alone) << ranks << " ranks";
+}
+
 /// Each rank holds a part of the layers; two such groups share the windows.
 TEST_F(RanksMeasure, RanksThatHoldAModelTogetherMeasureTheSameToTheLastBit) {
   ASSERT_EQ(quantize("q3", {"--k", "3", "--device", "cpu"}).status, 0);

@@ -9,6 +9,7 @@
 #include "device/context.h"
 #include "io/json.h"
 #include "model/model.h"
+#include "ranks/ranks.h"
 #include "verify/report.h"
 
 namespace w4q::verify {
@@ -38,7 +39,11 @@ struct KernelReport {
 
 /// Every product of a decoder with random activations: q, k and v in one, gate and up with silu, sums with the residual
 /// stream, in a step with norms; the head. With `int8_activations` those of int8 with packed layers, too. Throws device
-/// where this program was built without CUDA; unsupported for a model that has no products with int8.
+/// where this program was built without CUDA; unsupported for a model that has no products with int8. `model` is the part
+/// of the stage; `ranks`, each with a GPU, share the products, and what is returned is the same at each.
+KernelReport check_kernels(device::Context& gpu, const model::Model& model, bool int8_activations, ranks::Ranks& ranks,
+                           const model::LayerStage& stage);
+/// By this process alone.
 KernelReport check_kernels(device::Context& gpu, const model::Model& model, bool int8_activations = false);
 
 std::string to_text(const KernelReport& report);

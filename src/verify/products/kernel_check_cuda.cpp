@@ -8,6 +8,7 @@
 #include "decoder_cuda/model.h"
 #include "model/int8_activations.h"
 #include "verify/products/kernel_check.h"
+#include "verify/products/kernel_share.h"
 #include "verify/products/product_check_cuda.h"
 
 namespace w4q::verify {
@@ -51,46 +52,63 @@ std::vector<Part> parts_of(const decoder_cuda::CudaLayer& layer, const model::La
   return parts;
 }
 
-void add(std::vector<KernelError> lines, KernelReport& report) {
-  for (auto& line : lines) report.layers.push_back(std::move(line));
+void add(std::vector<KernelError> lines, std::vector<KernelError>& found) {
+  for (auto& line : lines) found.push_back(std::move(line));
 }
 
 bool takes_int8(const CheckedProduct& product) {
   return std::ranges::all_of(product.weights, [](const auto* one) { return kernels::takes_int8_activations(*one); });
 }
 
-void check_layer(device::Context& gpu, const model::LayerWeights& weights, float eps, bool int8_activations,
-                 KernelReport& report) {
+std::vector<KernelError> check_layer(device::Context& gpu, const model::LayerWeights& weights, float eps,
+                                     bool int8_activations) {
+  std::vector<KernelError> found;
   const device::Stream stream(gpu);
   const auto layer = decoder_cuda::upload_layer(weights, stream);
   const auto parts = parts_of(layer, weights);
   for (size_t i = 0; i < parts.size(); ++i) {
     const CheckedProduct& product = parts[i].product;
-    add(check_product(gpu, product, false), report);
-    if (int8_activations && takes_int8(product)) add(check_product(gpu, product, true), report);
+    add(check_product(gpu, product, false), found);
+    if (int8_activations && takes_int8(product)) add(check_product(gpu, product, true), found);
     // A step's launches; behind the last product the layer stands in for the next one.
     const Part& next = parts[(i + 1) % parts.size()];
-    if (product.use == Use::residual) add(check_step(gpu, product, next.product, next.norm, eps), report);
+    if (product.use == Use::residual) add(check_step(gpu, product, next.product, next.norm, eps), found);
   }
+  return found;
+}
+
+std::vector<KernelError> check_head(device::Context& gpu, const LinearWeight& head) {
+  const device::Stream stream(gpu);
+  const auto on_gpu = decoder_cuda::upload_linears(std::array{&head}, stream);
+  return check_product(gpu, {on_gpu, {&head}, Use::plain}, false);
+}
+
+/// Of all parts of a model together.
+void require_int8_activations(const model::Model& model, ranks::Ranks& ranks) {
+  const auto found = ranks.together([&] { return std::string(model::any_int8_activations(model) ? "any" : ""); });
+  if (std::ranges::all_of(found, &std::string::empty)) model::refuse_without_int8_activations();
 }
 
 }  // namespace
 
-KernelReport check_kernels(device::Context& gpu, const model::Model& model, bool int8_activations) {
-  if (int8_activations) model::check_int8_activations(model);
-  Progress progress("kernels", static_cast<int64_t>(model.layers().size()) + 1, "layers");
-  KernelReport report;
+KernelReport check_kernels(device::Context& gpu, const model::Model& model, bool int8_activations, ranks::Ranks& ranks,
+                           const model::LayerStage& stage) {
+  if (int8_activations) require_int8_activations(model, ranks);
+  const auto layers = static_cast<int64_t>(model.layers().size());
+  const int64_t items = layers + (model.ends() ? 1 : 0), groups = stage.groups();
+  Progress progress("kernels", (items - stage.group() + groups - 1) / groups, "layers");
   const auto eps = static_cast<float>(model.config().rms_norm_eps);
-  for (const auto& layer : model.layers()) {
-    check_layer(gpu, layer, eps, int8_activations, report);
+  return check_together(ranks, stage, items, [&](int64_t item) {
+    auto found = item < layers ? check_layer(gpu, model.layers()[static_cast<size_t>(item)], eps, int8_activations)
+                               : check_head(gpu, model.head());
     progress.advance(1);
-  }
-  const device::Stream stream(gpu);
-  const auto* head = &model.head();
-  const auto on_gpu = decoder_cuda::upload_linears(std::array{head}, stream);
-  add(check_product(gpu, {on_gpu, {head}, Use::plain}, false), report);
-  progress.advance(1);
-  return report;
+    return found;
+  });
+}
+
+KernelReport check_kernels(device::Context& gpu, const model::Model& model, bool int8_activations) {
+  ranks::Ranks alone;
+  return check_kernels(gpu, model, int8_activations, alone, {});
 }
 
 }  // namespace w4q::verify

@@ -4,6 +4,7 @@
 
 #include "core/text.h"
 #include "verify/products/kernel_check.h"
+#include "verify/products/kernel_share.h"
 #include "verify/rungs.h"
 
 namespace w4q::verify {
@@ -76,9 +77,12 @@ CheckRow kernels_check() {
           .option = "--kernels",
           .help = "Check every linear layer's product on this GPU",
           .needs = {.gpu = true},
+          .shared = true,
           .run = [](CheckContext& context, Findings& findings) {
-            const auto report =
-                check_kernels(*context.options().gpu, context.model(), context.options().int8_activations);
+            auto& ranks = ranks::world();
+            const auto stage = kernel_stage(ranks, context.candidate());
+            const auto report = check_kernels(*context.options().gpu, context.model(model::Planes::canonical, stage),
+                                              context.options().int8_activations, ranks, stage);
             findings.add("kernels", to_text(report), to_json(report));
             findings.checks.add(report.verdict());
           }};
