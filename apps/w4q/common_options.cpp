@@ -66,7 +66,7 @@ std::vector<std::string>& typed_words() {
 
 /// Words of the command that change no byte of the output; where they take a value it is the next word.
 bool changes_nothing(std::string_view word) {
-  constexpr std::string_view neutral[] = {"--resume", "--overwrite", "--quiet", "--json", "--verbose"};
+  constexpr std::string_view neutral[] = {"--resume", "--local-disks", "--overwrite", "--quiet", "--json", "--verbose"};
   return std::ranges::count(neutral, word) > 0 || word.starts_with("--threads=") || word.starts_with("--devices=");
 }
 
@@ -222,6 +222,9 @@ void add_output(CLI::App& command, OutputOptions& options) {
   command.add_flag("--resume", options.resume,
                    "Take up what an ended run of this command has finished, and keep what this one finishes if it is "
                    "ended");
+  command.add_flag("--local-disks", options.local_disks,
+                   "Of several ranks those that do not see the output's folder write to their own disks, and the first "
+                   "one puts the parts together");
   command.add_option("--shard-size", options.shard_bytes, "Largest size of a weight file, e.g. 5GB")
       ->transform(size_in_bytes)
       ->check(positive)
@@ -260,7 +263,7 @@ pipeline::Sharing sharing(const OutputOptions& options) {
     else if (!changes_nothing(words[i]))
       command += concat(" ", words[i].size(), ":", words[i]);
   }
-  return {.resume = options.resume, .command = std::move(command)};
+  return {.local_disks = options.local_disks, .resume = options.resume, .command = std::move(command)};
 }
 
 void require_one_process(std::string_view what) {

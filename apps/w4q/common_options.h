@@ -62,6 +62,7 @@ struct OutputOptions {
   bool compress = false;
   bool copy_all = false;
   bool resume = false;
+  bool local_disks = false;
 };
 
 /// --device auto|cpu|cuda|cuda:N, for commands that can use a GPU; device::open_device understands the word.

@@ -337,6 +337,22 @@ void leave_what_loads(const QuantizeArguments& options, pipeline::QuantizeReques
   if (wanted.allocation->widths.empty() && refused) throw *refused;
 }
 
+/// What all ranks read that some of them wrote must stand where all see it.
+void refuse_local_disks(const QuantizeArguments& options, const pipeline::QuantizeRequest& wanted) {
+  if (!options.output.local_disks || ranks::world().size() == 1 || options.output.dry_run) return;
+  const auto refuse = [](const char* what, const char* hint) {
+    throw Error(ErrorCode::bad_argument, concat("--local-disks: ", what)).hint(hint);
+  };
+  if (!options.to.empty()) {
+    refuse("--to goes over a checkpoint of w4q's own, which all ranks read",
+           "leave out --to, and w4q repack OUT --to … afterwards; or write to a file system that all ranks share");
+  }
+  if (wanted.allocation) {
+    refuse("bits are chosen by weights of several widths, which all ranks read",
+           "leave out --target-bpw and --target-size, or write to a file system that all ranks share");
+  }
+}
+
 int run(const CLI::App& command, QuantizeArguments options) {
   apply(options.common);
   check(options.output, options.common.quiet);
@@ -359,6 +375,7 @@ int run(const CLI::App& command, QuantizeArguments options) {
   if (!options.to.empty()) check_dialect(options);
   std::ranges::move(serve(options, wanted), std::back_inserter(notes));
   leave_what_loads(options, wanted);
+  refuse_local_disks(options, wanted);
   if (!options.to.empty() && !options.output.dry_run) return run_to_dialect(options, wanted, notes);
   if (options.output.dry_run) {
     auto plan = pipeline::plan_quantize(wanted);

@@ -99,7 +99,8 @@ fs::path make_sidecar(const fs::path& folder, ShardFiles files) {
   const fs::path path = folder / sidecar_folder;
   std::error_code error;
   const bool made = files != ShardFiles::join && fs::create_directory(path, error);
-  if (error || (files == ShardFiles::create && !made)) {
+  const bool is_new = files == ShardFiles::create || files == ShardFiles::part;
+  if (error || (is_new && !made)) {
     throw system_error(path, "cannot make the folder", error.value());
   }
   return path;
@@ -177,6 +178,7 @@ struct CheckpointWriter::Impl {
   /// Those that were not taken while the tensors were written.
   void take_digests();
   TensorDigest hash_stored(const Target& target) const;
+  void read_stored(const Target& target, const std::function<void(std::span<const std::byte>)>& see) const;
   void finish_shard(Shard& shard);
   /// Returns its bytes.
   int64_t write_index() const;
@@ -298,6 +300,16 @@ TensorDigest CheckpointWriter::Impl::hash_stored(const Target& target) const {
   return hash_tensor(dtype_name(target.tensor->dtype), target.tensor->shape, bytes);
 }
 
+void CheckpointWriter::Impl::read_stored(const Target& target,
+                                         const std::function<void(std::span<const std::byte>)>& see) const {
+  constexpr size_t piece = size_t{16} << 20;
+  const Shard& shard = shards[target.shard];
+  const MappedFile file(shard.path);
+  auto left = file.bytes().subspan(shard.header.data_begin + target.tensor->begin, target.tensor->size());
+  for (; !left.empty(); left = left.subspan(std::min(piece, left.size())))
+    see(left.first(std::min(piece, left.size())));
+}
+
 void CheckpointWriter::Impl::check_complete() const {
   for (const auto& [name, target] : targets) {
     ensure(target.written.is_complete(target.tensor->size()),
@@ -343,10 +355,8 @@ CheckpointWriter::CheckpointWriter(fs::path folder, std::vector<PlannedTensor> p
   impl_->options = std::move(options);
   auto residual = take_sidecar(plan);
   impl_->plan_shards(std::move(plan));
-  if (files == ShardFiles::create) {
-    impl_->check_free_space();
-    impl_->create_files();
-  }
+  if (files == ShardFiles::create) impl_->check_free_space();
+  if (files == ShardFiles::create || files == ShardFiles::part) impl_->create_files();
   if (files == ShardFiles::mend) impl_->mend_files();
   if (residual.empty()) return;
   for (const auto& tensor : residual) {
@@ -405,6 +415,12 @@ bool CheckpointWriter::holds(std::string_view name, const TensorDigest& digest) 
   const Impl::Shard& shard = impl_->shards[target.shard];
   std::error_code missing;
   return fs::file_size(shard.path, missing) == shard.size && !missing && impl_->hash_stored(target) == digest;
+}
+
+void CheckpointWriter::read(std::string_view name,
+                            const std::function<void(std::span<const std::byte> piece)>& see) const {
+  if (const auto* other = impl_->other_writer(name)) return other->read(name, see);
+  impl_->read_stored(impl_->find(name), see);
 }
 
 void CheckpointWriter::adopt(std::string_view name, const TensorDigest& digest) {

@@ -31,6 +31,7 @@ enum class ShardFiles {
   create,  ///< it does: there are none yet
   join,    ///< another writer of the same plan has made them
   mend,    ///< a run that was ended has: what is gone of them, or was compressed already, is made anew
+  part,    ///< as create, but some of the tensors only come here: the disk need not have room for all
 };
 
 /// True for the names of the files below and of compressed ones.
@@ -66,6 +67,8 @@ class CheckpointWriter {
   TensorDigest digest(std::string_view name) const;
   /// Whether the files hold this tensor, which another writer wrote.
   bool holds(std::string_view name, const TensorDigest& digest) const;
+  /// What the files hold of a tensor, in pieces from the first to the last.
+  void read(std::string_view name, const std::function<void(std::span<const std::byte> piece)>& see) const;
   /// Counts a tensor as written, which another writer did.
   void adopt(std::string_view name, const TensorDigest& digest);
   /// Brings to the disk what this writer wrote, in place of finish(), where another one finishes.

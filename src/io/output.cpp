@@ -10,6 +10,7 @@
 
 #include "core/text.h"
 #include "io/checkpoint.h"
+#include "io/digest.h"
 #include "io/lost_pages.h"
 #include "io/partial.h"
 #include "io/system.h"
@@ -156,6 +157,17 @@ std::string InputStates::text() const {
     result += concat(path.filename().native(), " ", state.size, " ", state.modified, "\n");
   }
   return result;
+}
+
+std::vector<std::string> InputStates::beginnings() const {
+  constexpr uint64_t looked_at = uint64_t{1} << 20;  // config.json, and the headers of weights
+  std::vector<std::string> lines;
+  for (const auto& [path, state] : states_) {
+    std::vector<std::byte> bytes(std::min(state.size, looked_at));
+    read_all(open_file(path, O_RDONLY), bytes, 0, path);
+    lines.push_back(concat(path.filename().native(), ": ", state.size, " bytes, ", digest_of(bytes).text()));
+  }
+  return lines;
 }
 
 void InputStates::check() const {

@@ -23,6 +23,8 @@ class InputStates {
   explicit InputStates(const std::vector<std::filesystem::path>& inputs);
   /// Their names, sizes and times, to tell whether another run reads the same.
   std::string text() const;
+  /// Of each a line with its name, size and a digest of how it begins: the same on machines that have copies of it.
+  std::vector<std::string> beginnings() const;
   /// Throws bad_file naming one that is no longer what it was, be it because of what is mapped (lost_pages.h).
   void check() const;
   /// From now on they may change.
