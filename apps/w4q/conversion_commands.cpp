@@ -46,7 +46,8 @@ int from_gguf(const CommonOptions& common, const OutputOptions& output, const Co
                                             .to = conversion.to,
                                             .tokenizer = conversion.tokenizer,
                                             .write = write_options(output),
-                                            .overwrite = output.overwrite};
+                                            .overwrite = output.overwrite,
+                                            .sharing = sharing(output)};
   return convert_with(common, output, request, pipeline::plan_gguf_import, pipeline::import_gguf);
 }
 
@@ -117,7 +118,8 @@ int decode(const CommonOptions& common, const OutputOptions& output, const Conve
                                         .output = output.output,
                                         .to = conversion.to,
                                         .write = write_options(output),
-                                        .overwrite = output.overwrite};
+                                        .overwrite = output.overwrite,
+                                        .sharing = sharing(output)};
   return convert_with(common, output, request, pipeline::plan_decode, pipeline::decode_model);
 }
 
@@ -148,8 +150,10 @@ void refuse_unused(const ConversionRow& row, const OutputOptions& output, const 
                                     : "it holds rotated schemes only");
 }
 
-/// Of conversions to a dialect: what is read from formats of their own is read by one process.
-bool shares(const Conversion& conversion) { return !pipeline::is_turboquant(conversion.input); }
+/// Into a folder of safetensors. A GGUF file, and what TurboQuant has, one process writes, or reads.
+bool shares(const ConversionRow& row, const Conversion& conversion) {
+  return row.kind != Kind::to_gguf && row.kind != Kind::turboquant && !pipeline::is_turboquant(conversion.input);
+}
 
 std::string description_of_dialect(const std::string& name) {
   const auto* row = checkpoint::find_dialect(name);
@@ -165,7 +169,8 @@ int from_mxfp4(const CommonOptions& common, const OutputOptions& output, const s
                                        .target = target,
                                        .layout = layout,
                                        .write = write_options(output),
-                                       .overwrite = output.overwrite};
+                                       .overwrite = output.overwrite,
+                                       .sharing = sharing(output)};
   return convert_with(common, output, request, pipeline::plan_mxfp4, pipeline::import_mxfp4);
 }
 
@@ -205,7 +210,7 @@ int convert(const CommonOptions& common, const OutputOptions& output, const Conv
     if ((row.kind == Kind::from_gguf) != gguf) continue;
     if (row.to == conversion.to) {
       refuse_unused(row, output, conversion);
-      if (row.kind != Kind::dialect || !shares(conversion)) {
+      if (!shares(row, conversion)) {
         require_one_process("--to " + row.to);
         refuse_resume(output, "--to " + row.to);
       }

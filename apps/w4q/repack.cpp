@@ -82,8 +82,6 @@ int run(const RepackOptions& options) {
         .hint("--target sm89 for an RTX 4090; w4q list");
   }
   if (pipeline::is_mxfp4(options.input)) {
-    require_one_process("reading MXFP4");
-    refuse_resume(options.output, "reading MXFP4");
     return from_mxfp4(options.common, options.output, options.input, options.layout.empty() ? options.target : "",
                       options.layout);
   }

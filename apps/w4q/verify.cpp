@@ -111,7 +111,9 @@ class ImportedFolder {
   /// says why.
   std::filesystem::path import(const std::filesystem::path& file, bool reads_text, std::string& note) const {
     const std::filesystem::path folder = std::filesystem::path(path_) / file.filename();
-    pipeline::GgufImportRequest request{.input = file, .output = folder, .to = "hf-f32", .write = {}};
+    ranks::Ranks alone;  // each rank has a folder of its own
+    pipeline::GgufImportRequest request{
+        .input = file, .output = folder, .to = "hf-f32", .write = {}, .sharing = {.ranks = &alone}};
     try {
       pipeline::import_gguf(request);
     } catch (const Error& error) {

@@ -1,7 +1,6 @@
 #include "pipeline/convert_model.h"
 
 #include <algorithm>
-#include <cmath>
 #include <exception>
 #include <functional>
 #include <map>
@@ -424,18 +423,16 @@ std::vector<std::vector<size_t>> stacks_of(const std::vector<LinearPlan>& linear
 /// What a linear's report says beyond the plan.
 io::Json record_of(const ConvertedLinear& linear) {
   const auto& [codes, codes_equal, zeros, zeros_equal, scales, scales_equal, groups_equal] = linear.proof;
-  const auto& error = linear.error;
   return {{"loses", linear.loses},
           {"proof", {codes, codes_equal, zeros, zeros_equal, scales, scales_equal, groups_equal}},
-          {"error", {error.squared_error, error.squared, error.changed}}};
+          {"error", to_record(linear.error)}};
 }
 
 void read_record(const io::Json& json, ConvertedLinear& linear) {
-  const io::Json &proof = json.at("proof"), &error = json.at("error");
-  const auto number = [](const io::Json& value) { return value.is_null() ? NAN : value.get<double>(); };
+  const io::Json& proof = json.at("proof");
   linear.loses = json.at("loses");
   linear.proof = {proof.at(0), proof.at(1), proof.at(2), proof.at(3), proof.at(4), proof.at(5), proof.at(6)};
-  linear.error = {number(error.at(0)), number(error.at(1)), error.at(2)};
+  linear.error = conversion_error(json.at("error"));
 }
 
 /// The linears, those of a stack together, and then what is carried along.

@@ -21,11 +21,11 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "formats/gguf_blocks.h"
-#include "io/output.h"
 #include "model/architecture.h"
 #include "model/model.h"
 #include "model/stored_sizes.h"
 #include "pipeline/output_rules.h"
+#include "pipeline/shared_output.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -345,30 +345,41 @@ ConversionReport decode_model(const DecodeRequest& request) {
   checkpoint::check_digests(request.input, plan.source.tensors);
   ConversionReport report = make_report(plan);
   std::vector<io::PlannedTensor> planned;
-  int64_t total = 0;
+  std::vector<WorkUnit> units;
   for (const auto& tensor : plan.list) {
     planned.push_back({tensor.name, tensor.dtype, tensor.shape});
-    total += tensor.bytes_before;
+    units.push_back({tensor.name, {tensor.name}, tensor.bytes_before});
   }
-  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input));
+  SharedFolder output(request.sharing, request.output, request.overwrite, {request.input},
+                      former_outputs(request.input));
+  io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input),
+                              output.shard_files());
+  SharedWork work(output, writer, std::move(units));
   const BufferReuse reuse(kept_memory);  // of stacks, whose experts are turned one by one
-  Progress progress("decode", total, "bytes");
-  int64_t changed = 0;
+  Progress progress("decode", work.cost(), "bytes");
   for (size_t i = 0; i < plan.list.size(); ++i) {
     const DecodedTensor& tensor = plan.list[i];
+    if (!work.mine(i)) continue;
+    ConversionError error;
     if (tensor.parts.empty()) {
       writer.copy(plan.tensors, tensor.name);
     } else {
-      report.tensors[i].error = write_decoded(plan.tensors, tensor, writer);
+      error = write_decoded(plan.tensors, tensor, writer);
     }
-    changed += report.tensors[i].error.changed;
+    work.done(i, to_record(error));
     progress.advance(tensor.bytes_before);
+  }
+  int64_t changed = 0;
+  const auto records = work.gather();
+  for (size_t i = 0; i < records.size(); ++i) {
+    report.tensors[i].error = conversion_error(records[i]);
+    changed += report.tensors[i].error.changed;
   }
   if (changed > 0) {
     report.notes.push_back(concat(changed, " values are not ", dtype_name(plan.dtype),
                                   " and were rounded to the nearest: --to hf-f32 keeps every value"));
   }
+  add_notes(report, output.notes());
   return finished(
       std::move(report), writer, output, watch, checkpoint::bases_through(plan.source),
       [&](const auto& to) { return carry_companions(request.input, to, decoded_config(plan), request.write); });

@@ -7,6 +7,7 @@
 
 #include "io/checkpoint_writer.h"
 #include "pipeline/gguf_rows.h"
+#include "pipeline/sharing.h"
 
 namespace w4q::pipeline {
 
@@ -17,6 +18,7 @@ struct DecodeRequest {
   std::string to = "hf16";
   io::WriteOptions write;
   bool overwrite = false;
+  Sharing sharing = {};  ///< with other ranks, and with a run that was ended
 };
 
 /// The names that `to` may have.

@@ -21,11 +21,11 @@
 #include "gguf/tensor_map.h"
 #include "gguf/tokenizer.h"
 #include "io/gguf.h"
-#include "io/output.h"
 #include "model/architecture.h"
 #include "model/model.h"
 #include "pipeline/gguf_packed.h"
 #include "pipeline/output_rules.h"
+#include "pipeline/shared_output.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -452,6 +452,37 @@ ConversionError convert(const Source& source, const ImportedTensor& tensor, io::
   return error;
 }
 
+/// Tensors that are written by one process, by their numbers: each by itself, experts of a stack together.
+std::vector<std::vector<size_t>> gguf_parts(const Source& source) {
+  std::vector<std::vector<size_t>> parts;
+  std::map<std::string, size_t, std::less<>> stacks;
+  for (size_t i = 0; i < source.tensors.size(); ++i) {
+    const auto& stack = source.tensors[i].stack;
+    const auto found = stack.empty() ? stacks.end() : stacks.find(stack);
+    if (found != stacks.end()) {
+      parts[found->second].push_back(i);
+      continue;
+    }
+    if (!stack.empty()) stacks.emplace(stack, parts.size());
+    parts.push_back({i});
+  }
+  return parts;
+}
+
+std::vector<WorkUnit> gguf_units(const Source& source, const std::vector<std::vector<size_t>>& parts,
+                                 const ConversionReport& report) {
+  std::vector<WorkUnit> units;
+  for (const auto& part : parts) {
+    units.push_back({source.tensors[part.front()].name, {}, 0});
+    for (const size_t i : part) {
+      units.back().cost += report.tensors[i].bytes_before;
+      for (auto& tensor : planned_tensors(source, source.tensors[i]))
+        units.back().tensors.push_back(std::move(tensor.name));
+    }
+  }
+  return units;
+}
+
 void write_json(const std::filesystem::path& path, const io::Json& json) {
   io::write_file(path, json.dump(2) + "\n", false);
 }
@@ -482,31 +513,47 @@ ConversionReport import_gguf(const GgufImportRequest& request) {
   const Source source = open_source(request);
   const auto written = checkpoint::read_digests(request.input);
   ConversionReport report = make_report(source);
-  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
+  SharedFolder output(request.sharing, request.output, request.overwrite, {request.input},
+                      former_outputs(request.input));
   std::vector<io::PlannedTensor> plan;
   for (const auto& tensor : source.tensors)
     std::ranges::move(planned_tensors(source, tensor), std::back_inserter(plan));
-  io::CheckpointWriter writer(output.staging(), std::move(plan), request.write);
-  int64_t total = 0;
-  for (const auto& tensor : report.tensors) total += tensor.bytes_before;
-  Progress progress("import", total, "bytes");
+  io::CheckpointWriter writer(output.staging(), std::move(plan), request.write, output.shard_files());
+  const auto parts = gguf_parts(source);
+  SharedWork work(output, writer, gguf_units(source, parts, report));
+  Progress progress("import", work.cost(), "bytes");
   std::set<const io::GgufTensor*> checked;
   std::map<const io::GgufTensor*, int64_t> uses;
   for (const auto& tensor : source.tensors) {
     for (const auto& part : tensor.parts) ++uses[part.source];
   }
-  for (size_t i = 0; i < source.tensors.size(); ++i) {
-    for (const auto& [from, file] : source.tensors[i].parts) {
+  const auto import_one = [&](const ImportedTensor& tensor) {
+    for (const auto& [from, file] : tensor.parts) {
       if (!written || !checked.insert(from).second) continue;
       const auto found = io::hash_tensor(ggml_type_name(from->type), from->shape, source.file.bytes(*from));
       io::check_digest(written->tensors, from->name, found, request.input.native());
     }
-    report.tensors[i].error = convert(source, source.tensors[i], writer);
-    for (const auto& [from, file] : source.tensors[i].parts) {
+    const ConversionError error = convert(source, tensor, writer);
+    for (const auto& [from, file] : tensor.parts) {
       if (--uses[from] == 0) source.file.release(*from);
     }
-    progress.advance(report.tensors[i].bytes_before);
+    return to_record(error);
+  };
+  for (size_t unit = 0; unit < parts.size(); ++unit) {
+    if (!work.mine(unit)) continue;
+    io::Json record = io::Json::array();
+    for (const size_t i : parts[unit]) {
+      record.push_back(import_one(source.tensors[i]));
+      progress.advance(report.tensors[i].bytes_before);
+    }
+    work.done(unit, record);
   }
+  const auto records = work.gather();
+  for (size_t unit = 0; unit < records.size(); ++unit) {
+    for (size_t i = 0; i < parts[unit].size(); ++i)
+      report.tensors[parts[unit][i]].error = conversion_error(records[unit].at(i));
+  }
+  add_notes(report, output.notes());
   return finished(std::move(report), writer, output, watch, {},
                   [&](const auto& to) { return write_companions(source, to); });
 }

@@ -8,6 +8,7 @@
 
 #include "io/checkpoint_writer.h"
 #include "pipeline/gguf_rows.h"
+#include "pipeline/sharing.h"
 
 namespace w4q::pipeline {
 
@@ -21,6 +22,7 @@ struct GgufImportRequest {
   bool tokenizer = true;  ///< convert it; refused with the reason when that cannot be done exactly
   io::WriteOptions write;
   bool overwrite = false;
+  Sharing sharing = {};  ///< with other ranks, and with a run that was ended
 };
 
 /// The names that `to` may have.

@@ -108,6 +108,13 @@ std::string tensors_text(const ConversionReport& report) {
 
 double ConversionError::relative() const noexcept { return squared == 0 ? 0 : std::sqrt(squared_error / squared); }
 
+io::Json to_record(const ConversionError& error) { return {error.squared_error, error.squared, error.changed}; }
+
+ConversionError conversion_error(const io::Json& record) {
+  const auto number = [](const io::Json& value) { return value.is_null() ? NAN : value.get<double>(); };
+  return {number(record.at(0)), number(record.at(1)), record.at(2)};
+}
+
 ConversionError convert_rows(std::string_view name, const RowSource& source, const RowSink& sink,
                              const std::function<void(std::span<const std::byte>)>& write) {
   ConversionError total;

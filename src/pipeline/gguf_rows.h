@@ -46,6 +46,11 @@ struct ConversionError {
   double relative() const noexcept;
 };
 
+/// As it travels between ranks and stands in the journal. Numbers come back as they were, but for infinite ones, which come
+/// back as NaN.
+io::Json to_record(const ConversionError& error);
+ConversionError conversion_error(const io::Json& record);
+
 /// Converts all rows, a chunk at a time, and hands the chunks to `write` in order. Throws bad_file for NaN and Inf and
 /// unsupported for values above `sink.largest`, naming `name` and the place.
 ConversionError convert_rows(std::string_view name, const RowSource& source, const RowSink& sink,

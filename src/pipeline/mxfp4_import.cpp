@@ -18,10 +18,10 @@
 #include "formats/scale_codec.h"
 #include "formats/scheme_registry.h"
 #include "io/files.h"
-#include "io/output.h"
 #include "io/system.h"
 #include "model/model.h"
 #include "pipeline/output_rules.h"
+#include "pipeline/shared_output.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::pipeline {
@@ -241,6 +241,17 @@ void write_linear(const ImportPlan& plan, const Packing& packing, io::Checkpoint
   }
 }
 
+/// The linears, and then what is carried along.
+std::vector<WorkUnit> mxfp4_units(const ImportPlan& plan) {
+  std::vector<WorkUnit> units;
+  for (const auto& packing : plan.linears) {
+    units.push_back({packing.info.name, {}, packing.source.n * packing.source.k / 2 + blocks_of(packing.source)});
+    for (auto& plane : checkpoint::planned_planes(packing.info)) units.back().tensors.push_back(std::move(plane.name));
+  }
+  for (const auto& tensor : plan.carried) units.push_back({tensor.name, {tensor.name}, tensor.size()});
+  return units;
+}
+
 checkpoint::QuantizationConfig quantization_of(const ImportPlan& plan) {
   checkpoint::QuantizationConfig result;
   result.method = "mxfp4";
@@ -269,21 +280,27 @@ ConversionReport import_mxfp4(const Mxfp4Request& request) {
   checkpoint::check_digests(request.input, plan.raw);
   ConversionReport report = make_report(plan);
   std::vector<io::PlannedTensor> planned = plan.carried;
-  int64_t total = 0;
   for (const auto& packing : plan.linears)
     std::ranges::move(checkpoint::planned_planes(packing.info), std::back_inserter(planned));
-  for (const auto& tensor : report.tensors) total += tensor.bytes_before;
-  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input));
-  Progress progress("repack", total, "bytes");
-  for (const auto& packing : plan.linears) {
-    write_linear(plan, packing, writer);
-    progress.advance(packing.source.n * packing.source.k / 2 + blocks_of(packing.source));
+  SharedFolder output(request.sharing, request.output, request.overwrite, {request.input},
+                      former_outputs(request.input));
+  io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input),
+                              output.shard_files());
+  const auto units = mxfp4_units(plan);
+  SharedWork work(output, writer, units);
+  Progress progress("repack", work.cost(), "bytes");
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    if (!work.mine(unit)) continue;
+    if (unit < plan.linears.size()) {
+      write_linear(plan, plan.linears[unit], writer);
+    } else {
+      writer.copy(plan.raw, units[unit].name);
+    }
+    work.done(unit, nullptr);
+    progress.advance(units[unit].cost);
   }
-  for (const auto& tensor : plan.carried) {
-    writer.copy(plan.raw, tensor.name);
-    progress.advance(tensor.size());
-  }
+  work.gather();
+  add_notes(report, output.notes());
   return finished(
       std::move(report), writer, output, watch, checkpoint::bases_through(plan.folder), [&](const auto& to) {
         return carry_companions(request.input, to, plan.folder.config, quantization_of(plan), request.write);

@@ -6,6 +6,7 @@
 
 #include "io/checkpoint_writer.h"
 #include "pipeline/gguf_rows.h"
+#include "pipeline/sharing.h"
 
 namespace w4q::pipeline {
 
@@ -16,6 +17,7 @@ struct Mxfp4Request {
   std::string layout;  ///< … or this one for all; both empty: canonical
   io::WriteOptions write;
   bool overwrite = false;
+  Sharing sharing = {};  ///< with other ranks, and with a run that was ended
 };
 
 /// Whether a folder says of itself that its weights are MXFP4, in gpt-oss's stacks or compressed-tensors'.

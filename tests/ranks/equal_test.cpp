@@ -58,6 +58,29 @@ INSTANTIATE_TEST_SUITE_P(
             {"--quality", "fast", "--calib", "TEXT", "--samples", "3", "--length", "32", "--target-bpw", "3.4"}}),
     [](const auto& way) { return way.param.name; });
 
+class RanksRead : public OnRanks {};
+
+/// A GGUF file, into each kind of folder, and what is read of small floats, decoded.
+TEST_F(RanksRead, GgufAndPackedFoldersAreImportedToTheSameBytes) {
+  const auto file = path("m.gguf");
+  ASSERT_EQ(run_w4q({"repack", bundled_model(), "--to", "gguf-q8_0", "-o", file, "--quiet"}).status, 0);
+  ASSERT_EQ(quantize("fp8", {"--scheme", "fp8-channel", "--device", "cpu"}).status, 0);
+  const std::pair<std::string, std::string> ways[] = {{file, "hf16"}, {file, "w4q"}, {path("fp8"), "hf16"}};
+  for (const auto& [input, to] : ways) {
+    const std::vector<std::string> words{"repack", input, "--to", to, "--quiet", "--shard-size", "200kB", "-o"};
+    auto alone = words, shared = words;
+    alone.push_back(path("alone"));
+    shared.push_back(path("shared"));
+    ASSERT_EQ(run_w4q(alone).status, 0);
+    const auto run = run_ranks(3, shared);
+    ASSERT_EQ(run.status, 0) << run.err;
+    EXPECT_EQ(folder_digest(path("shared")), folder_digest(path("alone"))) << input << " to " << to;
+    for (const char* name : {"alone", "shared"}) std::filesystem::remove_all(path(name));
+  }
+  const auto verified = run_ranks(2, {"verify", file, "--quiet"});
+  EXPECT_EQ(verified.status, 0) << verified.err << verified.out;
+}
+
 class RanksMeasure : public OnRanks {
  protected:
   /// What is printed, times and places left out.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "../cli/program.h"
 #include "core/parallel.h"
@@ -14,6 +15,10 @@
 #include "made_checkpoint.h"
 #include "model/architecture.h"
 #include "pipeline/convert_model.h"
+#include "pipeline/decode_model.h"
+#include "pipeline/gguf_export.h"
+#include "pipeline/gguf_import.h"
+#include "pipeline/mxfp4_import.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/repack_model.h"
 #include "quantize/rounding.h"
@@ -212,6 +217,71 @@ TEST_F(RanksLaw, EveryDialectIsWrittenAndReadToTheSameBytes) {
     const auto from = quantized(*scheme, row.name == "bitsandbytes-fp4" ? "fp4" : "");
     const auto there = converted(from, std::string(row.name));
     converted(there, "w4q");
+  }
+}
+
+/// What is read: MXFP4 as gpt-oss has it, to be quantized, repacked and decoded.
+TEST_F(RanksLaw, SmallFloatsAreReadToTheSameBytes) {
+  write_small_model(model::architecture_row("gpt_oss"), path("read"));
+  auto first = request_of(formats::parse_scheme("mxfp4"));
+  first.model = path("read");
+  first.output = path("read-mxfp4");
+  first.keep = {"*.self_attn.*"};
+  pipeline::quantize_model(first);
+  pipeline::convert_model({.input = first.output, .output = path("oss"), .to = "gpt-oss"});
+  ASSERT_TRUE(pipeline::is_mxfp4(path("oss")));
+  expect_equal("oss-kbit", [&](const auto& to, const auto& sharing) {
+    auto request = request_of(formats::parse_scheme("kbit3-b32-e4m4"));
+    request.model = path("oss");
+    request.output = to;
+    request.sharing = sharing;
+    pipeline::quantize_model(request);
+  });
+  expect_equal("oss-canonical", [&](const auto& to, const auto& sharing) {
+    pipeline::import_mxfp4({.input = path("oss"),
+                            .output = to,
+                            .target = {},
+                            .layout = {},
+                            .write = {.max_shard_bytes = shard_bytes},
+                            .sharing = sharing});
+  });
+  for (const auto& target : pipeline::decode_targets()) {
+    std::set<std::string> reports;
+    expect_equal("oss-" + target, [&](const auto& to, const auto& sharing) {
+      auto report = pipeline::decode_model({.input = path("oss"),
+                                            .output = to,
+                                            .to = target,
+                                            .write = {.max_shard_bytes = shard_bytes},
+                                            .sharing = sharing});
+      report.seconds = 0;
+      if (sharing.ranks->first()) reports.insert(pipeline::to_json(report).dump());
+    });
+    EXPECT_EQ(reports.size(), 1u);
+  }
+}
+
+/// Of matrices that are rounded, and of a mixture, whose stacks are one rank's each.
+TEST_F(RanksLaw, GgufFilesAreReadToTheSameBytes) {
+  write_small_model(model::architecture_row("qwen3_moe"), path("stacks"));
+  for (const std::string name : {"model", "stacks"}) {
+    const auto file = path(name + ".gguf");
+    pipeline::export_gguf(
+        {.input = path(name), .output = file, .to = name == "model" ? "gguf-q8_0" : "gguf-f32", .tokenizer = false});
+    for (const auto& target : pipeline::gguf_import_targets()) {
+      SCOPED_TRACE(name + " to " + target);
+      std::set<std::string> reports;
+      expect_equal(name + "-from-gguf-" + target, [&](const auto& to, const auto& sharing) {
+        auto report = pipeline::import_gguf({.input = file,
+                                             .output = to,
+                                             .to = target,
+                                             .tokenizer = false,
+                                             .write = {.max_shard_bytes = shard_bytes},
+                                             .sharing = sharing});
+        report.seconds = 0;
+        if (sharing.ranks->first()) reports.insert(pipeline::to_json(report).dump());
+      });
+      EXPECT_EQ(reports.size(), 1u);
+    }
   }
 }
 
