@@ -169,6 +169,60 @@ TEST_F(RanksMeet, AFullDiskEndsAllWithOneError) {
   EXPECT_LT(run.seconds, 8);
 }
 
+/// Checks write nothing that would show how far they are: a rank is met once it has opened the model.
+class RanksCheckMeet : public RanksMeet {
+ protected:
+  static bool has_mapped(pid_t process, const std::string& file) {
+    std::ifstream maps("/proc/" + std::to_string(process) + "/maps");
+    for (std::string line; std::getline(maps, line);) {
+      if (line.ends_with(file)) return true;
+    }
+    return false;
+  }
+
+  ProgramResult check_and_signal(const std::vector<std::string>& words, size_t victim, int signal,
+                                 const std::string& file) const {
+    const pid_t own = ::getpid();
+    std::atomic<bool> ended{false}, met{false};
+    std::thread meet([&] {
+      for (; !met && !ended; ::usleep(1000)) {
+        for (const pid_t launcher : children_of(own)) {
+          const auto ranks = children_of(launcher);
+          if (ranks.size() > victim && has_mapped(ranks[victim], file)) met = ::kill(ranks[victim], signal) == 0;
+        }
+      }
+      release(own, ended);
+    });
+    auto result = run_ranks(3, words);
+    ended = true;
+    meet.join();
+    EXPECT_TRUE(met) << "it ended before it was met";
+    return result;
+  }
+
+  std::vector<std::string> of_text(std::vector<std::string> words) const {
+    words.insert(words.end(), {"--base", bundled_model(), "--ppl", own_text(), "--ctx", "16", "--device", "cpu",
+                               "--json", "--quiet"});
+    return words;
+  }
+};
+
+TEST_F(RanksCheckMeet, AKilledRankOrASignalEndsAllWithOneWord) {
+  for (const char* bits : {"2", "3"})
+    ASSERT_EQ(quantize(std::string("q") + bits, {"--k", bits, "--device", "cpu"}).status, 0);
+  const std::string file = path("q3/model.safetensors");
+  const auto killed = check_and_signal(of_text({"compare", path("q2"), path("q3")}), 1, SIGKILL, file);
+  EXPECT_NE(killed.status, 0);
+  EXPECT_EQ(count(killed.err, "error:"), 1u) << killed.err;
+  EXPECT_NE(killed.err.find("rank 1 of 3 has ended without a word"), std::string::npos) << killed.err;
+  EXPECT_EQ(killed.out, "");
+  const auto interrupted = check_and_signal(of_text({"verify", path("q3")}), 2, SIGTERM, file);
+  EXPECT_NE(interrupted.status, 0);
+  EXPECT_EQ(count(interrupted.err, "interrupted; nothing was written"), 1u) << interrupted.err;
+  EXPECT_EQ(count(interrupted.err, "error:"), 0u) << interrupted.err;
+  EXPECT_EQ(interrupted.out, "");
+}
+
 /// Two network namespaces with names of their own, where they can be made (two_hosts).
 class RanksOnHosts : public RanksMeet {
  protected:
