@@ -83,7 +83,9 @@ std::string ranks_text(const RanksPlan& ranks) {
   }
   return concat(table.str(), ranks.each.size(), " ranks: about ", human_seconds(ranks.seconds()),
                 ", with reading and writing at ", human_bytes(static_cast<int64_t>(ranks.read_rate)),
-                "/s each, as this machine reads the model\n");
+                "/s each, as this machine reads the model",
+                ranks.gathered > 0 ? concat("; ", human_bytes(ranks.gathered), " go to the first one in the end") : "",
+                "\n");
 }
 
 std::string presets_text(const std::vector<PresetCost>& presets) {
@@ -177,6 +179,7 @@ io::Json to_json(const Plan& plan) {
   }
   if (plan.ranks) {
     result["ranks"] = {{"seconds", plan.ranks->seconds()}, {"read_bytes_per_second", plan.ranks->read_rate}};
+    if (plan.ranks->gathered > 0) result["ranks"]["gathered_bytes"] = plan.ranks->gathered;
     for (const auto& own : plan.ranks->each) {
       result["ranks"]["each"].push_back({{"parts", own.parts},
                                          {"reads", own.reads},

@@ -66,6 +66,7 @@ struct RankCost {
 struct RanksPlan {
   std::vector<RankCost> each;
   double read_rate = 0;  ///< bytes per second, measured; writing is taken to be as fast
+  int64_t gathered = 0;  ///< bytes that go to the first rank in the end, where each has a disk of its own
 
   double seconds() const noexcept;  ///< of the one that takes longest
 };

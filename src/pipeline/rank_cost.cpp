@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <span>
 
 #include "core/stopwatch.h"
 #include "io/checkpoint.h"
@@ -202,11 +203,27 @@ class RankCosts {
   int64_t all_packed_ = 0;
 };
 
+/// Of disks of their own: what the others wrote is read there again, and written once more by the first rank, once all are
+/// done.
+void add_gathering(RanksPlan& ranks) {
+  const double slowest = ranks.seconds();
+  auto& first = ranks.each.front();
+  for (auto& own : std::span(ranks.each).subspan(1)) {
+    ranks.gathered += own.writes;
+    own.reads += own.writes;
+    own.seconds += static_cast<double>(own.writes) / ranks.read_rate;
+  }
+  first.writes += ranks.gathered;
+  first.seconds = slowest + static_cast<double>(ranks.gathered) / ranks.read_rate;
+}
+
 }  // namespace
 
 RanksPlan plan_ranks(const model::OpenedModel& source, const QuantizeRequest& request, const Plan& plan, int ranks) {
   const double rate = measured_read_rate(source.folder.path);
-  return {.each = RankCosts(source, request, plan, ranks).each(rate), .read_rate = rate};
+  RanksPlan result{.each = RankCosts(source, request, plan, ranks).each(rate), .read_rate = rate};
+  if (request.sharing.local_disks) add_gathering(result);
+  return result;
 }
 
 }  // namespace w4q::pipeline

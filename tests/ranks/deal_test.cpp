@@ -122,6 +122,26 @@ TEST_F(RanksPlanned, TheSecondStepOfADialectCounts) {
   EXPECT_EQ(writes, 2 * plan.at("bytes_after").get<int64_t>());
 }
 
+/// What others than the first rank wrote is read once more where it lies, and written by the first.
+TEST_F(RanksPlanned, PartsOfOtherDisksGoThroughTheFirst) {
+  const std::vector<std::string> how{"--k", "3", "--device", "cpu", "--dry-run", "--ranks", "3"};
+  auto apart = how;
+  apart.emplace_back("--local-disks");
+  const auto shared = quantize("q", how).json().at("ranks"), run = quantize("q", apart).json().at("ranks");
+  EXPECT_FALSE(shared.contains("gathered_bytes"));
+  int64_t gathered = 0;
+  for (size_t rank = 1; rank < 3; ++rank) {
+    const auto &before = shared.at("each").at(rank), &after = run.at("each").at(rank);
+    const auto writes = before.at("writes").get<int64_t>();
+    gathered += writes;
+    EXPECT_EQ(after.at("writes"), writes);
+    EXPECT_EQ(after.at("reads"), before.at("reads").get<int64_t>() + writes);
+  }
+  EXPECT_EQ(run.at("gathered_bytes"), gathered);
+  EXPECT_EQ(run.at("each").at(0).at("writes"), shared.at("each").at(0).at("writes").get<int64_t>() + gathered);
+  EXPECT_EQ(run.at("seconds"), run.at("each").at(0).at("seconds"));
+}
+
 /// One layer whose sums, 44 MB, fit where none travel.
 TEST_F(RanksPlanned, MemoryThatSumsOnTheirWayTakeCounts) {
   if (const auto why = no_ranks(); !why.empty()) GTEST_SKIP() << why;
