@@ -266,6 +266,33 @@ TEST_F(RanksOnHosts, AFolderThatOneOfThemDoesNotSeeIsNamed) {
   EXPECT_TRUE(names_in(path("place")).empty());
 }
 
+/// It does, and its part comes over the network.
+TEST_F(RanksOnHosts, PutTogetherWhatEachWroteToItsDisk) {
+  std::filesystem::create_directory(path("place"));
+  const std::vector<std::string> how{"quantize", bundled_model(), "--k", "3", "--quiet", "--device", "cpu"};
+  auto alone = how, apart = how;
+  alone.insert(alone.end(), {"-o", path("alone")});
+  apart.insert(apart.end(), {"-o", path("place/q"), "--local-disks"});
+  ASSERT_EQ(run_w4q(alone).status, 0);
+  const auto run = run_on_hosts(3, apart, {"OWN_DISK=" + path("place")});
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_NE(run.out.find("put together from 2 disks"), std::string::npos) << run.out;
+  EXPECT_EQ(folder_digest(path("place/q")), folder_digest(path("alone")));
+}
+
+/// A disk of 1 MB, where the ranks of its host have more to write.
+TEST_F(RanksOnHosts, AFullDiskOfOneOfThemEndsAllWithOneError) {
+  std::filesystem::create_directory(path("place"));
+  const auto run = run_on_hosts(2,
+                                {"quantize", bundled_model(), "-o", path("place/q"), "--scheme", "int8-row-f16",
+                                 "--quiet", "--device", "cpu", "--local-disks"},
+                                {"OWN_DISK=" + path("place")});
+  EXPECT_EQ(run.status, 3) << run.err;
+  EXPECT_EQ(count(run.err, "error:"), 1u) << run.err;
+  EXPECT_NE(run.err.find("at rank 1 of 2, on host-2"), std::string::npos) << run.err;
+  EXPECT_TRUE(names_in(path("place")).empty());
+}
+
 /// The launcher hears nothing any more either, so that what is said is all there is to see. Where W4Q_RANK_KILLS asks for
 /// long tests: a stopped rank is the same to the others.
 TEST_F(RanksOnHosts, ACutLinkIsNamed) {
