@@ -167,6 +167,7 @@ std::vector<std::string> InputStates::beginnings() const {
     read_all(open_file(path, O_RDONLY), bytes, 0, path);
     lines.push_back(concat(path.filename().native(), ": ", state.size, " bytes, ", digest_of(bytes).text()));
   }
+  std::ranges::sort(lines);  // folders list their files in any order
   return lines;
 }
 

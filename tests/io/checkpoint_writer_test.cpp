@@ -153,6 +153,37 @@ TEST(CheckpointWriter, FilesOfAnEndedRunAreMended) {
   for (const auto& name : names_in(folder.path())) EXPECT_TRUE(get(folder / name) == get(undisturbed / name)) << name;
 }
 
+/// On a disk that has no room for all of it; what came there goes to whoever finishes.
+TEST(CheckpointWriter, APartIsReadByWhoFinishes) {
+  const TemporaryFolder folder, whole, alone;
+  auto plan = plan_of({{"a", 3}, {"large", (16 << 20) + 5}, {"none", 0}, {"rest", 40}});
+  plan[3].sidecar = true;
+  const auto bytes = [](const PlannedTensor& tensor) { return noise(static_cast<size_t>(tensor.size()), 7); };
+  CheckpointWriter reference(alone.path(), plan, {}), part(folder.path(), plan, {}, ShardFiles::part),
+      all(whole.path(), plan, {});
+  for (const auto& tensor : plan) {
+    reference.write(tensor.name, bytes_of(bytes(tensor)));
+    if (tensor.name != "a") part.write(tensor.name, bytes_of(bytes(tensor)));
+  }
+  all.write("a", bytes_of(bytes(plan[0])));
+  for (const auto* name : {"large", "none", "rest"}) {
+    int64_t offset = 0;
+    part.read(name, [&](std::span<const std::byte> piece) {
+      all.write_part(name, offset, piece);
+      offset += static_cast<int64_t>(piece.size());
+    });
+    EXPECT_EQ(all.digest(name).text(), part.digest(name).text());
+  }
+  all.finish();
+  reference.finish();
+  for (const char* name : {"model.safetensors", "residual/model.safetensors"})
+    EXPECT_TRUE(get(whole / name) == get(alone / name)) << name;
+  const TemporaryFolder small;
+  const auto sparse = plan_of({{"x", 4'000'000'000'000}});  // more than is free, less than a file may have
+  CheckpointWriter(small.path(), sparse, {}, ShardFiles::part);
+  EXPECT_EQ(names_in(small.path()), std::vector<std::string>{"model.safetensors"});
+}
+
 TEST(CheckpointWriter, PartsMayArriveInAnyOrderFromAnyThread) {
   const TemporaryFolder folder;
   const std::string data = noise(100'000, 9);

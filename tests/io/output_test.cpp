@@ -35,6 +35,26 @@ void write_folder(const fs::path& target, bool overwrite, std::string_view text)
   output.commit();
 }
 
+/// Wherever they lie, and whenever they were copied there.
+TEST(InputStates, CopiesBeginAlikeAndOthersDoNot) {
+  const TemporaryFolder folder;
+  const std::string large(3 << 20, 'x');
+  for (const char* name : {"here", "there"}) {
+    put(folder / name / "config.json", "{}");
+    put(folder / name / "model.safetensors", large);
+    put(folder / name / "README.md", name);  // tells no meaning
+  }
+  const auto lines = [&](const char* name) { return InputStates({folder / name}).beginnings(); };
+  ASSERT_EQ(lines("here").size(), 2u);
+  EXPECT_EQ(lines("here").front().find("config.json: 2 bytes, "), 0u);
+  EXPECT_EQ(lines("here"), lines("there"));
+  put(folder / "there" / "config.json", "[]");
+  EXPECT_NE(lines("here"), lines("there"));
+  put(folder / "there" / "config.json", "{}");
+  put(folder / "there" / "model.safetensors", large + "x");
+  EXPECT_NE(lines("here"), lines("there"));
+}
+
 /// As for a process that is about to be killed: what it has begun goes, and comes to its place no more.
 TEST(TakenPartials, ComeToTheirPlacesNoMore) {
   const TemporaryFolder folder;
