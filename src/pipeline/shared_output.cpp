@@ -60,6 +60,16 @@ SharedFolder::SharedFolder(const Sharing& sharing, const fs::path& target, bool 
                            const std::vector<fs::path>& inputs, const std::function<bool(const fs::path&)>& replaceable)
     : sharing_(sharing) {
   if (sharing_.resume) refuse_streams(inputs);
+  try {
+    join(target, overwrite, inputs, replaceable);
+  } catch (...) {
+    if (made_ && made_->taken_up()) made_->leave_unfinished();  // a run that cannot begin takes nothing away
+    throw;
+  }
+}
+
+void SharedFolder::join(const fs::path& target, bool overwrite, const std::vector<fs::path>& inputs,
+                        const std::function<bool(const fs::path&)>& replaceable) {
   std::string made;
   if (ranks().first()) made = make_folder(target, overwrite, inputs, replaceable);
   find_disks(target, inputs, std::move(made));

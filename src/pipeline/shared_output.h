@@ -76,6 +76,9 @@ class SharedFolder {
   bool is_ours(const std::filesystem::path& left, const io::InputStates& inputs);
   std::string difference(const io::Json& journal, const io::InputStates& inputs) const;
 
+  /// What the constructor does, and what may fail at another rank.
+  void join(const std::filesystem::path& target, bool overwrite, const std::vector<std::filesystem::path>& inputs,
+            const std::function<bool(const std::filesystem::path&)>& replaceable);
   /// Makes the folder of this rank's disk; returns how the others know it.
   std::string make_folder(const std::filesystem::path& target, bool overwrite,
                           const std::vector<std::filesystem::path>& inputs,

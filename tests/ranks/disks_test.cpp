@@ -159,6 +159,12 @@ TEST_F(RanksOnDisks, PartsOfAKilledRunAreTakenUpOnEachDisk) {
   }
   ASSERT_FALSE(fs::exists(path("place/q"))) << "it ended before it was met";
   ASSERT_FALSE(hidden_of(path("place.disk-1/q")).empty());
+  // A run that cannot even begin takes nothing away.
+  auto shared = words(path("place/q"));
+  shared.pop_back();
+  EXPECT_EQ(run_w4q_behind(launcher(3), shared).status, 3);
+  EXPECT_FALSE(hidden_of(path("place/q")).empty());
+  EXPECT_FALSE(hidden_of(path("place.disk-1/q")).empty());
   const auto resumed = run_w4q_behind(launcher(3), words(path("place/q")));
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   const std::string notes = resumed.json().at("notes").dump();
