@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "device/properties.h"
 #include "launch.h"
 
 namespace w4q::test {
@@ -72,6 +73,24 @@ TEST_F(LocalRanks, MeasureAndWriteTextAsOneProcess) {
   const std::vector<std::string> generate{"generate", bundled_model(), "--prompt", "Once upon", "--max-tokens",
                                           "12",       "--device",      "cpu",      "--quiet"};
   EXPECT_EQ(run_local(2, generate).out, run_w4q(generate).out);
+}
+
+/// Each a part of the layers, in as many as there are ranks or by turns; how far a product is off may differ in its last bits.
+TEST_F(LocalRanks, CheckKernelsAsOneProcess) {
+  if (std::string why; !device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
+  ASSERT_EQ(quantize("q", {"--scheme", "kbit3-b32-e4m4"}).status, 0);
+  const auto lines = [&](const ProgramResult& run) {
+    EXPECT_EQ(run.status, 0) << run.err;
+    auto kernels = run.json().at("kernels");
+    for (auto& line : kernels) {
+      line.erase("to_fp64");
+      line.erase("to_cpu");
+    }
+    return kernels.dump(1);
+  };
+  const std::vector<std::string> words{"verify", path("q"), "--kernels", "--device", "cuda", "--json", "--quiet"};
+  const std::string alone = lines(run_w4q(words));
+  for (const int ranks : {2, 5}) EXPECT_EQ(lines(run_local(ranks, words)), alone) << ranks << " ranks";
 }
 
 TEST_F(LocalRanks, WhatGoesWrongIsToldOnce) {
