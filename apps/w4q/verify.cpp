@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "chat_options.h"
@@ -51,7 +52,9 @@ void refuse_unused(const VerifyOptions& options) {
   refuse(decodes || (windows.stride == 0 && windows.max_windows == 0 && !windows.bos), "a choice of windows", text);
   refuse(decodes || windows.context == usual.context, "--ctx", text);
   if (const char* const given = given_cache_option(options.decode)) {
-    refuse(decodes || speed, given, "--ppl, --chat, --ids or --speed");
+    const bool devices = std::string_view(given) == "--devices";
+    refuse(decodes || speed || (devices && asks(options, "--kernels")), given,
+           devices ? "--ppl, --chat, --ids, --speed or --kernels" : "--ppl, --chat, --ids or --speed");
   }
   const verify::SpeedOptions fast;
   refuse(

@@ -91,6 +91,7 @@ TEST_F(LocalRanks, CheckKernelsAsOneProcess) {
   const std::vector<std::string> words{"verify", path("q"), "--kernels", "--device", "cuda", "--json", "--quiet"};
   const std::string alone = lines(run_w4q(words));
   for (const int ranks : {2, 5}) EXPECT_EQ(lines(run_local(ranks, words)), alone) << ranks << " ranks";
+  EXPECT_EQ(lines(run_w4q({"verify", path("q"), "--kernels", "--devices", "0", "--json", "--quiet"})), alone);
 }
 
 TEST_F(LocalRanks, WhatGoesWrongIsToldOnce) {
