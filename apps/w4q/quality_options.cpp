@@ -11,6 +11,18 @@ namespace {
 using quantize::StepKind;
 using quantize::StepRow;
 
+constexpr std::string_view no_seed = "none";
+
+const CLI::Validator seed_or_none{
+    [](std::string& text) -> std::string { return text == no_seed ? "" : not_negative(text); }, "NONNEGATIVE"};
+
+std::optional<uint64_t> read_seed(const std::string& text) {
+  if (text == no_seed) return std::nullopt;
+  uint64_t seed = 0;
+  if (!CLI::detail::lexical_cast(text, seed)) throw CLI::ConversionError(text, "--rotation-seed");
+  return seed;
+}
+
 bool has_calibration(const QualityArguments& arguments) {
   return arguments.calibration.has_text() || !arguments.statistics.empty();
 }
@@ -25,6 +37,10 @@ void check_statistics(const QualityArguments& arguments, const quantize::Steps& 
 
 /// The parameters that options give to whatever steps are taken.
 quantize::Steps with_parameters(quantize::Steps steps, const QualityArguments& arguments) {
+  if (!arguments.rotation_seed && steps.has(StepKind::fold)) {
+    throw Error(ErrorCode::bad_argument, "--rotation-seed none is for inputs that are rotated at run time")
+        .hint("a number for --fold-rotations");
+  }
   for (const auto kind : {StepKind::fold, StepKind::rotate}) {
     if (auto* step = steps.find(kind)) step->seed = arguments.rotation_seed;
   }
@@ -88,9 +104,13 @@ CLI::Option* add_step(CLI::App& command, const StepRow& row, quantize::Steps& st
 /// The options of the parameters that stand behind that of their step.
 void add_parameters(CLI::App& command, StepKind kind, QualityArguments& arguments) {
   if (kind == StepKind::rotate) {
-    command.add_option("--rotation-seed", arguments.rotation_seed, "Of the signs of rotations, folded or not")
-        ->check(not_negative)
-        ->capture_default_str();
+    command
+        .add_option_function<std::string>(
+            "--rotation-seed", [&arguments](const std::string& text) { arguments.rotation_seed = read_seed(text); },
+            "Of the signs of rotations, folded or not; none: --rotate without signs, as Humming has it")
+        ->check(seed_or_none)
+        ->type_name("SEED")
+        ->default_str("0");
   } else if (kind == StepKind::feedback) {
     command
         .add_option("--damping", arguments.damping,

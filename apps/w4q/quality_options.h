@@ -21,7 +21,7 @@ struct QualityArguments {
   bool measures_activations = false;      ///< the text is for scales of activations, too
   bool no_clip = false;
   bool no_input_scales = false;
-  uint64_t rotation_seed = 0;
+  std::optional<uint64_t> rotation_seed = 0;  ///< nothing: rotations without signs
   double damping = 0.01;
 };
 

@@ -131,11 +131,11 @@ std::vector<formats::Scheme> chosen_schemes(const SchemeOptions& options, std::s
                        concat("int", options.bits, "-", group, "-", options.scale_type, asymmetric ? "-asym" : ""))};
 }
 
-quantize::RotationChoice chosen_rotation(const SchemeOptions& options, uint64_t seed) {
+quantize::RotationChoice chosen_rotation(const SchemeOptions& options, std::optional<uint64_t> seed) {
   quantize::RotationChoice choice;
   if (seed != 0) choice.seed = seed;
   choice.shared = options.residual_rotation == "shared";
-  choice.residual_seed = choice.seed + 1000;
+  choice.residual_seed = choice.seed.value_or(0) + 1000;
   return choice;
 }
 

@@ -44,7 +44,7 @@ formats::Scheme typed_scheme(std::string_view option, const std::string& text);
 std::vector<formats::Scheme> chosen_schemes(const SchemeOptions& options, std::string_view method);
 
 /// Seed 0 stands for the one that rotated schemes have unless told otherwise.
-quantize::RotationChoice chosen_rotation(const SchemeOptions& options, uint64_t seed);
+quantize::RotationChoice chosen_rotation(const SchemeOptions& options, std::optional<uint64_t> seed);
 
 /// The steps that --clip asks for.
 quantize::Steps chosen_clip(const SchemeOptions& options);

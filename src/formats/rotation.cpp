@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::string_view prefix = "hadamard";
 constexpr std::string_view seed_mark = "-s";
+constexpr std::string_view plus_mark = "-plus";
 constexpr std::string_view row_word = "-row";
 
 bool is_block(int64_t block) noexcept {
@@ -30,9 +31,16 @@ bool read_number(std::string_view text, Integer& value) noexcept {
 }
 
 bool parse_parts(std::string_view text, Rotation& rotation) noexcept {
-  const size_t mark = text.rfind(seed_mark);
+  const bool plus = text.ends_with(plus_mark);
+  const size_t mark = plus ? text.size() - plus_mark.size() : text.rfind(seed_mark);
   if (!text.starts_with(prefix) || mark == std::string_view::npos || mark < prefix.size()) return false;
-  if (!read_number(text.substr(mark + seed_mark.size()), rotation.seed)) return false;
+  uint64_t seed = 0;
+  if (!plus && !read_number(text.substr(mark + seed_mark.size()), seed)) return false;
+  if (plus) {
+    rotation.seed.reset();
+  } else {
+    rotation.seed = seed;
+  }
   const std::string_view block = text.substr(prefix.size(), mark - prefix.size());
   if (block == row_word) {
     rotation.block = whole_row;
@@ -73,7 +81,7 @@ void two_stages(float* values, size_t size, size_t distance) noexcept {
 std::string to_string(const Rotation& rotation) {
   if (rotation.identity()) return "none";
   const std::string block = rotation.block == whole_row ? std::string(row_word) : concat(rotation.block);
-  return concat(prefix, block, seed_mark, rotation.seed);
+  return rotation.seed ? concat(prefix, block, seed_mark, *rotation.seed) : concat(prefix, block, plus_mark);
 }
 
 Rotation parse_rotation(std::string_view text) {
@@ -81,7 +89,7 @@ Rotation parse_rotation(std::string_view text) {
   if (text == "none" || parse_parts(text, rotation)) return rotation;
   throw Error(ErrorCode::unsupported, concat("unknown rotation \"", printable(text.substr(0, 64)), "\""))
       .detail(concat("known: none, hadamard<d>-s<seed> with d a power of two up to ", max_rotation_block,
-                     ", hadamard-row-s<seed>"));
+                     ", hadamard-row-s<seed>, and both with ", plus_mark, " for no signs"));
 }
 
 int64_t rotation_width(int64_t block, int64_t k, int64_t start) noexcept {
@@ -105,9 +113,10 @@ InputRotation::InputRotation(const Rotation& rotation, int64_t k) : rotation_(ro
   for (int64_t start = 0, width = 0; start < k; start += width) {
     width = rotation_width(rotation.block, k, start);
     if (width == 1) continue;
-    std::mt19937 generator(static_cast<uint32_t>(rotation.seed + static_cast<uint64_t>(start)));
+    std::mt19937 generator(static_cast<uint32_t>(rotation.seed.value_or(0) + static_cast<uint64_t>(start)));
     const float factor = 1.0f / std::sqrt(static_cast<float>(width));
-    for (int64_t i = 0; i < width; ++i) factors_[static_cast<size_t>(start + i)] = generator() & 1 ? factor : -factor;
+    const auto plus = [&] { return !rotation.seed || (generator() & 1) != 0; };
+    for (int64_t i = 0; i < width; ++i) factors_[static_cast<size_t>(start + i)] = plus() ? factor : -factor;
   }
 }
 

@@ -6,10 +6,11 @@
 // its own; a single last input stays as it is.
 //
 // Signs of the block that starts at input g: MT19937 seeded with the low 32 bits of seed + g, one draw for each input,
-// an odd draw for plus and an even one for minus.
+// an odd draw for plus and an even one for minus. A rotation without a seed has no signs: all are plus.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,10 +20,11 @@
 
 namespace w4q::formats {
 
-/// Which rotation; prints and parses as "hadamard128-s42", "hadamard-row-s42" or "none".
+/// Which rotation; prints and parses as "hadamard128-s42", "hadamard-row-s42", without signs
+/// "hadamard128-plus", or "none".
 struct Rotation {
-  int64_t block = 1;  ///< d: a power of two up to 2^20, whole_row, or 1: no rotation
-  uint64_t seed = 0;
+  int64_t block = 1;                 ///< d: a power of two up to 2^20, whole_row, or 1: no rotation
+  std::optional<uint64_t> seed = 0;  ///< of the signs; nothing: all are plus
 
   bool identity() const noexcept { return block == 1; }
   bool operator==(const Rotation&) const = default;

@@ -47,7 +47,7 @@ std::optional<PackedWeight> prepare(const PackedLinear& source, const LinearPlan
   const bool anew = !linear.loses.empty();
   std::optional<PackedWeight> weight;
   if (!anew && !same) weight = formats::integer_recast(before, scheme, plan.to.name);
-  if (anew && allow_lossy) weight = round_anew(source, scheme);
+  if (anew && allow_lossy) weight = round_anew(source, scheme, plan.to.passes.front().rotation);
   if (!anew || allow_lossy) {
     auto why = row.refuses == nullptr ? std::string{} : row.refuses(weight ? *weight : before);
     if (why.empty()) return weight;
@@ -88,7 +88,7 @@ void write_dialect(const PackedLinear& source, const LinearPlan& plan, bool allo
     ensure(linear.proof.complete(), plan.to.name + ": what was written decodes to another weight");
     return;
   }
-  linear.error = rounding_error(source, back);
+  linear.error = rounding_error(source, back, plan.to.passes.front().rotation);
 }
 
 /// There and back once more in the form that the source has.

@@ -67,12 +67,17 @@ const checkpoint::DialectRow* find_target(const std::string& name) {
   return row;
 }
 
+std::string refuse_rotation(const PackedLinearInfo& info, const checkpoint::DialectRow& row) {
+  if (info.passes.front().rotation.identity()) return {};
+  if (row.refuses_rotation == nullptr) return "its input is rotated, which readers would leave out";
+  return row.refuses_rotation(info);
+}
+
 /// What a dialect has no tensor for, beside the codes.
-std::string refuse_structure(const PackedLinearInfo& info) {
+std::string refuse_structure(const PackedLinearInfo& info, const checkpoint::DialectRow& row) {
   if (info.passes.size() > 1) return concat("it is the sum of ", info.passes.size(), " passes");
-  if (!info.passes.front().rotation.identity()) return "its input is rotated, which readers would leave out";
   if (info.input_scale) return "its input is divided by an input_scale, which readers would leave out";
-  return {};
+  return refuse_rotation(info, row);
 }
 
 /// What a request says of every linear.
@@ -110,7 +115,7 @@ LinearPlan plan_part(const PackedLinearInfo& whole, const model::ExpertPart& par
     throw refuse("its readers want a scale of the inputs beside that of the weights")
         .hint("--activation-scales --calib TEXT measures them");
   }
-  if (auto why = refuse_structure(info); !why.empty()) fit.loses = std::move(why);
+  if (auto why = refuse_structure(info, row); !why.empty()) fit.loses = std::move(why);
   if (wishes.no_act_order && fit.scheme->act_order) {
     fit.scheme->act_order = false;
     fit.loses = "its inputs belong to groups in an order of their own (--no-act-order)";
@@ -120,7 +125,9 @@ LinearPlan plan_part(const PackedLinearInfo& whole, const model::ExpertPart& par
         concat("--allow-lossy rounds the weights anew to ", formats::to_string(*fit.scheme), " and reports the error"));
   }
   LinearPlan plan{&whole, {info.name, info.n, info.k, info.source_dtype, {}}, part.first_row, std::move(fit.loses)};
-  plan.to.passes = {{*fit.scheme, std::string(formats::canonical_layout)}};
+  // Weights that are rounded anew are those of the inputs as they are.
+  const formats::Rotation rotation = plan.loses.empty() ? info.passes.front().rotation : formats::Rotation{};
+  plan.to.passes = {{*fit.scheme, std::string(formats::canonical_layout), rotation}};
   plan.to.dialect = &row;
   for (const auto& spec : row.tensors(*fit.scheme, info.n, info.k)) {
     plan.to.stored.push_back({info.name + spec.suffix, spec.dtype, spec.shape});
@@ -277,7 +284,7 @@ io::Json describe(const checkpoint::DialectRow& dialect, const std::vector<Linea
     const auto& from = linear.from->passes.front().scheme;
     const auto& to = linear.to.passes.front().scheme;
     const bool symmetric = linear.loses.empty() ? !from.asymmetric : !to.asymmetric;
-    linears.push_back({linear.to.name, to, symmetric, linear.to.n, linear.to.k});
+    linears.push_back({linear.to.name, to, symmetric, linear.to.n, linear.to.k, linear.to.passes.front().rotation});
   }
   io::Json json = dialect.describe(linears, kept);
   json[conversion_mark] = own_dialect;

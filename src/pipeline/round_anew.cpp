@@ -27,31 +27,37 @@ void copy_rows(const PackedWeight& part, PackedWeight& whole, int64_t first) {
 
 }  // namespace
 
-PackedWeight round_anew(const formats::PackedLinear& source, const formats::Scheme& scheme) {
+PackedWeight round_anew(const formats::PackedLinear& source, const formats::Scheme& scheme,
+                        const formats::Rotation& rotation) {
   const int64_t n = source.passes.front().n, k = source.passes.front().k;
   PackedWeight result = formats::allocate_integer(scheme, n, k);
   const auto& row_of_table = formats::scheme_row(scheme.family);
+  const formats::InputRotation turn(rotation, k);
   parallel_for(n, rows_of_chunk(k), [&](int64_t begin, int64_t end) {
     std::vector<float> values(static_cast<size_t>((end - begin) * k));
     for (int64_t row = begin; row < end; ++row) {
-      formats::decode_linear_row(
-          source, row, std::span(values).subspan(static_cast<size_t>((row - begin) * k), static_cast<size_t>(k)));
+      const auto decoded = std::span(values).subspan(static_cast<size_t>((row - begin) * k), static_cast<size_t>(k));
+      formats::decode_linear_row(source, row, decoded);
+      if (!rotation.identity()) turn.rotate(decoded);
     }
     copy_rows(row_of_table.encode(scheme, values, end - begin, k, {}), result, begin);
   });
   return result;
 }
 
-ConversionError rounding_error(const formats::PackedLinear& source, const PackedWeight& rounded) {
+ConversionError rounding_error(const formats::PackedLinear& source, const PackedWeight& rounded,
+                               const formats::Rotation& rotation) {
   ConversionError total;
   std::mutex mutex;
   const auto width = static_cast<size_t>(rounded.k);
+  const formats::InputRotation turn(rotation, rounded.k);
   parallel_for(rounded.n, rows_of_chunk(rounded.k), [&](int64_t begin, int64_t end) {
     std::vector<float> before(width), after(width);
     ConversionError error;
     for (int64_t row = begin; row < end; ++row) {
       formats::decode_linear_row(source, row, before);
       formats::scheme_row(rounded.scheme.family).decode_row(rounded, row, after);
+      if (!rotation.identity()) turn.restore(after);
       for (size_t col = 0; col < width; ++col) {
         const double difference = static_cast<double>(after[col]) - static_cast<double>(before[col]);
         error.squared_error += difference * difference;

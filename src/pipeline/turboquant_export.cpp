@@ -53,6 +53,7 @@ void check_linear(const PackedLinearInfo& info) {
   for (const auto& pass : info.passes) {
     if (auto why = formats::turboquant_loss(pass.scheme, info.k); !why.empty()) refuse(info, why);
     if (pass.rotation.block != pass.scheme.block) refuse(info, "its groups are not those of its rotation");
+    if (!pass.rotation.seed) refuse(info, "its rotation has no signs");
   }
   const auto& last = info.passes.back().scheme;
   if (last.block != info.passes.front().scheme.block) refuse(info, "its passes have groups of different sizes");
@@ -64,11 +65,11 @@ TurboQuantConfig config_of(const std::vector<PackedLinearInfo>& linears) {
   TurboQuantConfig config;
   config.bits = first.passes.front().scheme.bits;
   config.group = first.passes.front().scheme.block;
-  config.seed = first.passes.front().rotation.seed;
+  config.seed = *first.passes.front().rotation.seed;
   config.half_norms = norm_type(first.passes.front().scheme, 0) == DType::f16;
   if (first.passes.size() == 2) {
     config.residual_bits = first.passes[1].scheme.bits;
-    config.residual_seed = first.passes[1].rotation.seed;
+    config.residual_seed = *first.passes[1].rotation.seed;
     if (config.residual_seed == config.seed) config.seeds = Seeds::shared;
   }
   const bool steps =

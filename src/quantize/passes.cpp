@@ -18,7 +18,7 @@ namespace {
 using formats::InputRotation;
 using formats::Rotation;
 
-Rotation own_rotation(const formats::Scheme& scheme, uint64_t seed) {
+Rotation own_rotation(const formats::Scheme& scheme, std::optional<uint64_t> seed) {
   if (scheme.family != formats::SchemeFamily::rotated) return {};
   return {scheme.block, seed};
 }

@@ -20,10 +20,10 @@ struct Pass {
 
 /// Which rotations passes get.
 struct RotationChoice {
-  uint64_t seed = 42;
-  uint64_t residual_seed = 1042;  ///< of the second pass where it has its own; each further one adds 1000
-  bool shared = true;             ///< further passes take the rotated input of the first
-  formats::Rotation first = {};   ///< of the first pass, whatever its scheme; none: what its scheme brings
+  std::optional<uint64_t> seed = 42;  ///< nothing: no signs
+  uint64_t residual_seed = 1042;      ///< of the second pass where it has its own; each further one adds 1000
+  bool shared = true;                 ///< further passes take the rotated input of the first
+  formats::Rotation first = {};       ///< of the first pass, whatever its scheme; none: what its scheme brings
 };
 
 /// A rotated scheme rotates blocks of its groups' size; others take no rotation of their own. Further passes share the

@@ -44,7 +44,7 @@ bool has_rows_by_themselves(const Scheme& scheme, std::string* why) {
 }
 
 void describe_fold(const Step& step, const QuantizeOptions&, Words& words) {
-  words.push_back(concat("rotations folded, seed ", step.seed));
+  words.push_back(concat("rotations folded, seed ", step.seed.value_or(0)));
 }
 
 void describe_awq(const Step&, const QuantizeOptions& options, Words& words) {

@@ -134,7 +134,7 @@ bool Steps::awq_clips() const noexcept {
 
 std::optional<uint64_t> Steps::fold_seed() const noexcept {
   const Step* fold = find(StepKind::fold);
-  return fold == nullptr ? std::nullopt : std::optional(fold->seed);
+  return fold == nullptr ? std::nullopt : fold->seed;
 }
 
 std::string to_string(const Steps& steps) {

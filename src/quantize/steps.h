@@ -36,10 +36,10 @@ enum class StepKind {
 /// A step and its parameters; those of other kinds mean nothing to it.
 struct Step {
   StepKind kind;
-  int64_t block = 1;         ///< rotate: width of the blocks, or formats::whole_row
-  uint64_t seed = 0;         ///< fold, rotate: of the signs
-  bool folded = false;       ///< rotate: only inputs for which no rotation could be folded into the model
-  bool clip = true;          ///< awq: clips too
+  int64_t block = 1;                 ///< rotate: width of the blocks, or formats::whole_row
+  std::optional<uint64_t> seed = 0;  ///< fold, rotate: of the signs; rotate alone may have none: all are plus
+  bool folded = false;               ///< rotate: only inputs for which no rotation could be folded into the model
+  bool clip = true;                  ///< awq: clips too
   bool input_scales = true;  ///< awq: scales that cannot be folded are stored; otherwise such groups stay unscaled
   double damping = 0.01;     ///< feedback: of the Gram matrix, as a share of its mean diagonal
   int64_t rounds = 150;      ///< distill: how often norms are moved

@@ -406,6 +406,28 @@ void mixed_layers(const Question& question, Findings& findings) {
                "write the mapping that ModelOpt exports");
 }
 
+constexpr const char* rotation_key = "hadamard_block_size";
+
+/// SGLang hands Humming's layers no size of blocks, so that weights of rotated inputs meet inputs as they are.
+void humming_rotations(const Question& question, Findings& findings) {
+  const StoredModel& model = question.model;
+  if (model.method() != Method::humming) return;
+  const auto find = [&](const Json& keys, const std::string& place) {
+    const int64_t block = integer(keys, rotation_key).value_or(0);
+    if (block > 1) {
+      findings.add(Severity::refused, {}, place, "none: inputs are taken as they are", concat("blocks of ", block),
+                   "vllm, or quantize without --rotate");
+    }
+    return block > 1;
+  };
+  if (find(model.quantization(), at(model, rotation_key))) return;
+  const Json& rules = member(model.quantization(), "dynamic");
+  if (!rules.is_object()) return;
+  for (const auto& [rule, keys] : rules.items()) {
+    if (find(keys, concat(at(model, "dynamic"), "[\"", printable(rule), "\"].", rotation_key))) return;
+  }
+}
+
 void humming_keys(const Question& question, Findings& findings) {
   const StoredModel& model = question.model;
   if (model.method() != Method::humming) return;
@@ -551,6 +573,11 @@ std::vector<Rule> config_rules() {
        "Humming's config names the type of the codes",
        "humming/schema/humming.py",
        humming_keys},
+      {"humming-rotations",
+       {sglang},
+       "inputs of Humming's linears are not rotated",
+       "sglang humming.py, which names no hadamard_block_size",
+       humming_rotations},
       {"mxfp4-experts", {vllm}, "under mxfp4 only experts are packed", "vllm mxfp4.py get_quant_method", mxfp4_model},
       {"scale-dtype",
        {vllm, sglang, transformers},

@@ -249,6 +249,54 @@ TEST_F(Dialect, HummingHoldsIntegersAndFloats) {
   }
 }
 
+/// Humming turns inputs by a Hadamard matrix: vLLM hands it the size, SGLang does not.
+TEST_F(Dialect, HummingRotatesInputsWithoutSigns) {
+  const auto made = [&](const std::string& name, const char* seed) {
+    return run_w4q({"quantize", bundled_model(), "-o", path(name), "--scheme", "int4-g64-bf16", "--rotate", "64",
+                    "--rotation-seed", seed, "--quiet"});
+  };
+  ASSERT_EQ(made("plain", "none").status, 0);
+  ASSERT_EQ(repack("plain", "turned", "humming").status, 0);
+  const auto keys = io::read_json(path("turned") + "/config.json")["quantization_config"];
+  EXPECT_EQ(keys["hadamard_block_size"], 64);
+  EXPECT_EQ(verify("turned", true).status, 0);
+  EXPECT_EQ(run_w4q({"verify", path("turned"), "--for", "vllm"}).status, 0);
+  const auto foreign = run_w4q({"verify", path("turned"), "--for", "sglang"});
+  EXPECT_EQ(foreign.status, 1);
+  expect_part(foreign.out, "hadamard_block_size");
+  ASSERT_EQ(repack("turned", "back", "w4q").status, 0);
+  EXPECT_EQ(io::read_file(path("back") + "/model.safetensors"), io::read_file(path("plain") + "/model.safetensors"));
+  EXPECT_EQ(io::read_json(path("back") + "/config.json")["quantization_config"]["linears"],
+            io::read_json(path("plain") + "/config.json")["quantization_config"]["linears"]);
+  const auto others = repack("turned", "never", "compressed-tensors");
+  EXPECT_EQ(others.status, 3);
+  expect_part(others.err, "its input is rotated, which readers would leave out");
+  ASSERT_EQ(made("signed", "3").status, 0);
+  const auto refused = repack("signed", "never", "humming");
+  EXPECT_EQ(refused.status, 3);
+  expect_part(refused.err, "--rotation-seed none");
+  const auto anew = repack("signed", "anew", "humming", {"--allow-lossy"});
+  EXPECT_EQ(anew.status, 0) << anew.err;
+  EXPECT_EQ(verify("anew", true).status, 0);
+}
+
+/// A width that no matrix has, or that does not divide what a linear reads, is refused as it is read.
+TEST_F(Dialect, HummingsRotationsMustFit) {
+  ASSERT_EQ(
+      run_w4q({"quantize", bundled_model(), "-o", path("odd-own"), "--scheme", "int4-g32-bf16", "--quiet"}).status, 0);
+  ASSERT_EQ(repack("odd-own", "odd", "humming").status, 0);
+  auto config = io::read_json(path("odd") + "/config.json");
+  for (const auto& [size, said] :
+       {std::pair{96, "no power of two"}, {512, "no whole blocks"}, {1024, "an integer from 0 to 512"}}) {
+    config["quantization_config"]["hadamard_block_size"] = size;
+    io::write_file(path("odd") + "/config.json", config.dump(), true);
+    const auto refused = run_w4q({"inspect", path("odd")});
+    EXPECT_EQ(refused.status, 3) << size;
+    expect_part(refused.err, said);
+    expect_part(refused.err, "hadamard_block_size");
+  }
+}
+
 TEST_F(Dialect, InputScalesAreRefused) {
   const auto awq = run_w4q({"quantize", bundled_model(), "-o", path("scaled"), "--method", "awq", "--calib",
                             bundled_model() + "/own/selfgen.txt", "--samples", "4", "--length", "64", "--keep",

@@ -299,6 +299,9 @@ TEST_F(Options, NumbersThatMakeNoSenseAreRefused) {
   refused({"calibrate", model, "--ids", ids, "-o", path("s"), "--rotation-seed", "3"}, "--rotation-seed belongs to");
   refused({"quantize", model, "-o", path("q"), "--fold-rotations", "--rotation-seed", "-1"},
           "--rotation-seed: expected at least 0");
+  refused({"quantize", model, "-o", path("q"), "--fold-rotations", "--rotation-seed", "none"},
+          "--rotation-seed none is for inputs that are rotated at run time");
+  refused({"quantize", model, "-o", path("q"), "--rotate", "64", "--rotation-seed", "1.5"}, "--rotation-seed");
   for (const char* group : {"0", "-128", "128x", ""}) {
     refused({"quantize", model, "-o", path("q"), "--method", "rtn", "--group", group}, std::string("--group ") + group);
   }

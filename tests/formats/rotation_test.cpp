@@ -112,6 +112,17 @@ TEST(Rotation, IsTheDefinedMatrixAndOrthogonal) {
   }
 }
 
+/// Humming's matrix: the same without signs, whatever the place of a block.
+TEST(Rotation, WithoutASeedHasNoSigns) {
+  const InputRotation plain({.block = 16, .seed = std::nullopt}, 48 + 8);
+  for (size_t i = 0; i < 48; ++i) EXPECT_EQ(plain.factors()[i], 0.25f);
+  EXPECT_NE(Rotation({16, std::nullopt}), Rotation({16, 0}));
+  std::vector<float> unit(56);
+  unit[16] = 1;
+  plain.rotate(unit);
+  EXPECT_TRUE(std::all_of(unit.begin() + 16, unit.begin() + 32, [](float value) { return value == 0.25f; }));
+}
+
 TEST(Rotation, NoneLeavesARowAlone) {
   const InputRotation none({}, 77);
   const std::vector<float> row = normal_row(77, 1);
@@ -127,13 +138,16 @@ TEST(Rotation, PrintsAndParses) {
                                        {{128, 42}, "hadamard128-s42"},
                                        {{whole_row, 0}, "hadamard-row-s0"},
                                        {{2, ~uint64_t{0}}, "hadamard2-s18446744073709551615"},
+                                       {{128, std::nullopt}, "hadamard128-plus"},
+                                       {{whole_row, std::nullopt}, "hadamard-row-plus"},
                                        {{max_rotation_block, 1}, "hadamard1048576-s1"}}) {
     EXPECT_EQ(to_string(rotation), text);
     EXPECT_EQ(parse_rotation(text), rotation);
   }
-  for (const char* bad : {"", "hadamard", "hadamard128", "hadamard128-s", "hadamard128-s-1", "hadamard128-s042",
-                          "hadamard100-s1", "hadamard1-s1", "hadamard0-s1", "hadamard2097152-s1", "hadamard-s1",
-                          "hadamard128-s18446744073709551616", "hadamard128-s42 ", "qr128-s42", "-s42", "-row-s1"}) {
+  for (const char* bad :
+       {"", "hadamard", "hadamard128", "hadamard128-s", "hadamard128-s-1", "hadamard128-s042", "hadamard100-s1",
+        "hadamard1-s1", "hadamard0-s1", "hadamard2097152-s1", "hadamard-s1", "hadamard128-s18446744073709551616",
+        "hadamard128-s42 ", "qr128-s42", "hadamard-plus", "hadamard128-s1-plus", "-plus", "-s42", "-row-s1"}) {
     test::expect_error(ErrorCode::unsupported, {"unknown rotation"}, [&] { parse_rotation(bad); });
   }
 }

@@ -232,6 +232,12 @@ std::vector<Fault> faults() {
       {"mlx-names", "ModelOpt's NVFP4", modelopt, [](MadeHeaders&) {}, mlx, "ModelOpt of"},
       {"modelopt-mixed", "no layers", modelopt, with([](io::Json& json) { json["quant_algo"] = "MIXED_PRECISION"; }),
        vllm, "quantized_layers"},
+      {"humming-rotations", "of all", made_headers(Words::humming),
+       with([](io::Json& json) { json["hadamard_block_size"] = 128; }), sglang, "blocks of 128"},
+      {"humming-rotations", "of a rule", made_headers(Words::humming), with([](io::Json& json) {
+         json["dynamic"] = {{"+:^model\\.layers\\.1\\.", {{"hadamard_block_size", 64}}}};
+       }),
+       sglang, "dynamic"},
       {"humming-keys", "no type", made_headers(Words::humming), with([](io::Json& json) { json.erase("b_dtype"); }),
        vllm, "b_dtype"},
       {"layers", "compressed-tensors' under AWQ's name", ct, with([](io::Json& json) {

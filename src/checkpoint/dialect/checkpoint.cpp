@@ -20,6 +20,8 @@ formats::PackedLinear load_stored(const io::Checkpoint& checkpoint, const Packed
   result.passes.push_back(info.dialect->decode(info, std::move(tensors)));
   const formats::PackedWeight& weight = result.passes.front();
   formats::scheme_row(weight.scheme.family).validate(weight, info.name);
+  const formats::Rotation& rotation = info.passes.front().rotation;
+  if (!rotation.identity()) result.rotations.emplace_back(rotation, info.k);
   return result;
 }
 

@@ -41,6 +41,7 @@ struct DialectLinear {
   formats::Scheme scheme;  ///< from fit()
   bool symmetric = true;   ///< all zero points are the symmetric one, whether the dialect stores them or not
   int64_t n = 0, k = 0;
+  formats::Rotation rotation = {};  ///< of its inputs; of a dialect that can say it
 };
 
 /// How programs are told to quantize what runs through the model: each scale from a largest magnitude that was measured.
@@ -100,6 +101,8 @@ struct DialectRow {
   void (*bend)(formats::PackedWeight& canonical) = nullptr;
   /// Its tensors, where files have those of several linears in one (stacks.h): then nothing but experts is packed.
   std::span<const StackedTensor> stacks = {};
+  /// Why its readers would not rotate a linear's inputs as it wants; empty: they do. Null: they never rotate.
+  std::string (*refuses_rotation)(const PackedLinearInfo& info) = nullptr;
   /// Globs of linears of layers that its readers have in 16 bit: `quantize --to` keeps them.
   std::span<const std::string_view> keeps = {};
 };

@@ -40,6 +40,10 @@ constexpr FloatNames float_names{codes_suffix, scales_suffix, factor_suffix, fal
 /// Humming's names of types of codes and of scales.
 constexpr std::string_view float4 = "float4e2m1", float8 = "float8e4m3", powers = "float8e8m0", floats32 = "float32";
 
+/// The width of the blocks of inputs that a Hadamard matrix turns, without signs, and the largest that its kernel has.
+constexpr const char* rotation_key = "hadamard_block_size";
+constexpr int64_t largest_rotation = 512;
+
 constexpr std::array widths{2, 3, 4, 5, 6, 7, 8};
 constexpr std::array scale_types{ScaleType::bf16, ScaleType::f16};
 constexpr IntegerLimits limits{
@@ -53,6 +57,7 @@ bool is_integer(const Scheme& scheme) { return scheme.family == SchemeFamily::in
 struct Setting {
   std::string codes, scales;
   int group = 0, group_rows = 0;
+  int64_t rotation = 0;
   bool zeros = false, tensor_scale = false, whole = false;
 };
 
@@ -61,14 +66,15 @@ Setting read_setting(const Json& config, const std::string& place, const io::Che
   const auto refuse = [&](const std::string& what) -> Error {
     return {ErrorCode::unsupported, concat(place, ": ", what)};
   };
-  if (config_integer(source, {"hadamard_block_size"}, 0, 0, 1 << 20) > 1) {
-    throw refuse("hadamard_block_size: inputs in a rotated basis are not read");
-  }
   if (config_flag(source, {"is_fp_zero_point"}, false)) throw refuse("is_fp_zero_point: zero points that are no codes");
   Setting result;
   result.codes = config_text(source, {"b_dtype", "weight_dtype", "dtype"}, "");
   result.scales = config_text(source, {"bs_dtype", "weight_scale_dtype", "scale_dtype"}, "");
   result.group = static_cast<int>(config_integer(source, {"weight_scale_group_size", "group_size"}, 0, 0, 1 << 20));
+  result.rotation = config_integer(source, {rotation_key}, 0, 0, largest_rotation);
+  if ((result.rotation & (result.rotation - 1)) != 0) {
+    throw refuse(concat(rotation_key, " ", result.rotation, ": no power of two"));
+  }
   result.group_rows =
       static_cast<int>(config_integer(source, {"weight_scale_group_size_n", "group_size_n"}, 0, 0, 1 << 20));
   result.zeros = config_flag(source, {"has_zero_point"}, false);
@@ -136,6 +142,13 @@ Json describe_scheme(const Scheme& scheme, bool symmetric) {
   return json;
 }
 
+/// Of a linear; the key of rotations stands where any of them has one.
+Json describe_linear(const DialectLinear& linear, bool rotates) {
+  Json json = describe_scheme(linear.scheme, !linear.scheme.asymmetric);
+  if (rotates) json[rotation_key] = linear.rotation.identity() ? 0 : linear.rotation.block;
+  return json;
+}
+
 std::string exactly(const std::string& path) {
   std::string result = "^";
   for (const char c : path) result += c == '.' ? std::string("\\.") : std::string(1, c);
@@ -150,9 +163,10 @@ std::vector<std::string> with_fused(std::vector<std::string> names, const std::v
 Json describe(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept) {
   std::vector<std::pair<Json, std::vector<std::string>>> groups;
   std::vector<std::string> packed;
+  const bool rotates = std::ranges::any_of(linears, [](const auto& linear) { return !linear.rotation.identity(); });
   for (const auto& linear : linears) {
     packed.push_back(linear.name);
-    Json keys = describe_scheme(linear.scheme, !linear.scheme.asymmetric);
+    Json keys = describe_linear(linear, rotates);
     const auto same = std::ranges::find(groups, keys, &std::pair<Json, std::vector<std::string>>::first);
     (same == groups.end() ? groups.emplace_back(std::move(keys), std::vector<std::string>{}) : *same)
         .second.push_back(linear.name);
@@ -288,17 +302,27 @@ Scheme scheme_of(const DialectSource& source, const std::string& linear, const S
                       "\", groups of ", setting.group));
 }
 
+formats::Rotation rotation_of(const DialectSource& source, const PackedLinearInfo& info, int64_t block) {
+  if (info.k % block == 0) return {block, std::nullopt};
+  throw Error(ErrorCode::bad_file, concat(printable(info.name), ": its ", info.k, " inputs are no whole blocks of ",
+                                          rotation_key, " ", block))
+      .detail(concat("in ", source.place))
+      .hint("a width that divides them, or 0 where inputs are as they are");
+}
+
 QuantizationConfig read(const DialectSource& source) {
   Settings settings(source);
   QuantizationConfig result;
   for (const auto& name : linears_with(source.checkpoint, codes_suffix)) {
     const std::string codes = concat(name, codes_suffix);
     if (source.checkpoint.at(codes).dtype != DType::i32) continue;
-    const Scheme scheme = scheme_of(source, name, settings.of(name));
+    const Setting setting = settings.of(name);
+    const Scheme scheme = scheme_of(source, name, setting);
     const Shape shape = matrix_shape(source.checkpoint, codes);
     const int64_t n = shape[0], k = shape[1] * 32 / scheme.bits;
     PackedLinearInfo info = dialect_linear(name, scheme, n, k, source.source_dtype, tensors(scheme, n, k));
     check_stored(source.checkpoint, info, concat("Humming, ", formats::to_string(scheme)));
+    if (setting.rotation > 1) info.passes.front().rotation = rotation_of(source, info, setting.rotation);
     result.linears.emplace(name, std::move(info));
   }
   return result;
@@ -326,6 +350,17 @@ DialectFit fit(const PackedLinearInfo& info) {
   return {scheme, {}};
 }
 
+std::string refuses_rotation(const PackedLinearInfo& info) {
+  const formats::Rotation& rotation = info.passes.front().rotation;
+  const std::string turned = concat("its input is rotated by ", formats::to_string(rotation), ", ");
+  if (rotation.seed) return turned + "and readers have no signs: quantize with --rotation-seed none";
+  if (rotation.block == formats::whole_row || rotation.block > largest_rotation) {
+    return concat(turned, "and readers have blocks of at most ", largest_rotation);
+  }
+  if (info.k % rotation.block != 0) return concat(turned, "whose blocks do not divide the ", info.k, " inputs evenly");
+  return {};
+}
+
 std::string refuses(const PackedWeight& canonical) {
   if (is_integer(canonical.scheme)) return refuse_large_zero(canonical);
   if (!canonical.scheme.divisor || formats::has_exact_reciprocal(formats::tensor_factor(canonical))) return {};
@@ -346,7 +381,8 @@ DialectRow humming_row() {
           .tensors = tensors,
           .encode = encode,
           .describe = describe,
-          .refuses = refuses};
+          .refuses = refuses,
+          .refuses_rotation = refuses_rotation};
 }
 
 }  // namespace w4q::checkpoint
