@@ -397,11 +397,47 @@ void own_names(const Question& question, Findings& findings) {
       "w4q quantize --scheme int4-g128-f16-asym --to awq-gemm, or repack --to hf16 and mlx_lm.convert");
 }
 
+/// Whether a model's class in SGLang is one that calls the scales of FP8 `weight_scale`, whatever files and layers do.
+bool renames_scales(const StoredModel& model) {
+  static const std::set<std::string, std::less<>> of_llama{"llama", "mistral", "ministral3", "phi3", "internlm3"};
+  return of_llama.contains(text(model.config(), "model_type"));
+}
+
+/// SGLang's layers of FP8 in blocks and of MXFP8 have `weight_scale_inv`; a tensor of another name is left out with a
+/// warning, and the scales stay what they were set to.
+void sglang_scale_names(const Question& question, Findings& findings) {
+  const StoredModel& model = question.model;
+  const bool modelopt = model.method() == Method::modelopt;
+  if (modelopt ? text(model.config(), "model_type") == "kimi_k3" : !renames_scales(model)) return;
+  if (!modelopt && model.method() != Method::fp8 && model.method() != Method::mxfp8) return;
+  for (const auto& [path, linear] : model.linears()) {
+    const std::string_view name = modelopt ? "weight_scale" : "weight_scale_inv";
+    const io::TensorInfo* const scales = linear.find(name);
+    if (scales == nullptr || scales->shape.size() < 2 || element_count(scales->shape) == scales->shape[0]) continue;
+    if (linear.form != Form::fp8 && linear.form != Form::mxfp8) continue;
+    return findings.add(Severity::refused, concat(path, ".", name), {},
+                        modelopt ? "weight_scale_inv, the name that its layers have"
+                                 : "another class: this one looks for weight_scale, which its layers do not have",
+                        modelopt ? std::string(name) : text(model.config(), "model_type"),
+                        "w4q repack --to humming holds the same codes");
+  }
+}
+
+/// Without a layer in NVFP4 SGLang takes MIXED_PRECISION for another program's W4AFP8.
+void mixed_without_float4(const Question& question, const Json& layers, Findings& findings) {
+  if (question.program != sglang) return;
+  for (const auto& layer : layers) {
+    if (text(layer, "quant_algo").ends_with("NVFP4")) return;
+  }
+  findings.add(Severity::refused, {}, at(question.model, "quantized_layers"), "a layer in NVFP4", "none",
+               "another dialect, such as compressed-tensors-float, or vllm");
+}
+
 void mixed_layers(const Question& question, Findings& findings) {
   const StoredModel& model = question.model;
   if (model.method() != Method::modelopt || text(model.quantization(), "quant_algo") != "MIXED_PRECISION") return;
   const Json& layers = member(model.quantization(), "quantized_layers");
-  if (layers.is_object() && !layers.empty()) return;
+  if (layers.is_object() && !layers.empty()) return mixed_without_float4(question, layers, findings);
   findings.add(Severity::refused, {}, at(model, "quantized_layers"), "an algorithm for each layer", "none",
                "write the mapping that ModelOpt exports");
 }
@@ -567,7 +603,16 @@ std::vector<Rule> config_rules() {
        "tensors of compressed-tensors and ModelOpt have names that the model's own code turns",
        "mlx_lm/utils.py load_model, models/*.py sanitize; mlx-lm 0.32.2 run on a CPU",
        own_names},
-      {"modelopt-mixed", {vllm, sglang}, "MIXED_PRECISION names its layers", "vllm modelopt.py:1621", mixed_layers},
+      {"modelopt-mixed",
+       {vllm, sglang},
+       "MIXED_PRECISION names its layers, in SGLang one of them in NVFP4",
+       "vllm modelopt.py:1621, sglang model_config.py _parse_modelopt_quant_config",
+       mixed_layers},
+      {"scale-names",
+       {sglang},
+       "scales of FP8 in blocks and of MXFP8 have the name that the model's code looks for",
+       "sglang fp8.py create_fp8_weight_, llama.py _legacy_load_weights, kimi_k3.py _maybe_map_fp8_pb_scale_name",
+       sglang_scale_names},
       {"humming-keys",
        {vllm, sglang},
        "Humming's config names the type of the codes",

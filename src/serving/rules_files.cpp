@@ -73,7 +73,8 @@ std::vector<Wanted> wanted_fp8(const StoredLinear& linear, const StatedScheme& s
   }
   const std::vector<DType> types{DType::f32, DType::bf16, DType::f16, DType::u8, DType::f8_e8m0};
   if (scheme.block_rows > 0) {
-    const Shape shape{blocks(n, scheme.block_rows), blocks(k, scheme.block_cols)};
+    const int64_t down = blocks(n, scheme.block_rows), across = blocks(k, scheme.block_cols);
+    const Shape shape = method == Method::modelopt ? Shape{down, 1, across, 1} : Shape{down, across};
     return {{method == Method::fp8 ? "weight_scale_inv" : "weight_scale", types, {shape}}};
   }
   return {{"weight_scale", types, {{}, {1}, {n}, {n, 1}, {1, 1}}}};

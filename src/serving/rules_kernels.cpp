@@ -52,7 +52,7 @@ std::optional<Obstacle> refused_fp8(Program program, const CtGroup& group, bool 
   if (!has_inputs(group)) {
     if (!experts && !(blocks && program == sglang)) return std::nullopt;
     const std::string remedy =
-        blocks ? "w4q repack --to fp8 holds the same codes"
+        blocks ? "w4q repack --to humming or --to fp8 holds the same codes"
         : weights == "tensor"
             ? "w4q repack --to compressed-tensors-float --activation-scales --calib TEXT measures them"
             : "w4q repack --to compressed-tensors-float says them";
@@ -128,11 +128,14 @@ void modelopt_experts(const Question& question, Findings& findings) {
     const std::string algorithm =
         mixed ? mixed_algorithm(member(model.quantization(), "quantized_layers"), layer) : common;
     const bool rows = algorithm == "FP8_PER_CHANNEL_PER_TOKEN", blocks = algorithm == "FP8_PB_WO";
-    if (!rows && !(blocks && !mixed)) continue;
+    const bool named = model.linears().find(layer.parts.front())->second.find("weight_scale_inv") != nullptr;
+    if (!rows && !(blocks && !(mixed && named))) continue;
     findings.add(Severity::refused, layer.name, concat(model.place(), ".quant_algo"),
-                 "experts with one scale a matrix (FP8), MXFP8 or NVFP4", algorithm,
-                 rows ? "w4q repack --to compressed-tensors-float holds the same codes"
-                      : "w4q repack --to fp8 holds the same codes");
+                 mixed && blocks ? "experts whose blocks have weight_scale_inv, as that of quant_method fp8"
+                                 : "experts with one scale a matrix (FP8), MXFP8 or NVFP4",
+                 algorithm,
+                 rows || mixed ? "w4q repack --to compressed-tensors-float holds the same codes"
+                               : "w4q repack --to fp8 holds the same codes");
   }
 }
 

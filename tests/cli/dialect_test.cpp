@@ -255,8 +255,8 @@ TEST_F(Dialect, HummingRotatesInputsWithoutSigns) {
     return run_w4q({"quantize", bundled_model(), "-o", path(name), "--scheme", "int4-g64-bf16", "--rotate", "64",
                     "--rotation-seed", seed, "--quiet"});
   };
-  ASSERT_EQ(made("plain", "none").status, 0);
-  ASSERT_EQ(repack("plain", "turned", "humming").status, 0);
+  ASSERT_EQ(made("unsigned", "none").status, 0);
+  ASSERT_EQ(repack("unsigned", "turned", "humming").status, 0);
   const auto keys = io::read_json(path("turned") + "/config.json")["quantization_config"];
   EXPECT_EQ(keys["hadamard_block_size"], 64);
   EXPECT_EQ(verify("turned", true).status, 0);
@@ -265,9 +265,9 @@ TEST_F(Dialect, HummingRotatesInputsWithoutSigns) {
   EXPECT_EQ(foreign.status, 1);
   expect_part(foreign.out, "hadamard_block_size");
   ASSERT_EQ(repack("turned", "back", "w4q").status, 0);
-  EXPECT_EQ(io::read_file(path("back") + "/model.safetensors"), io::read_file(path("plain") + "/model.safetensors"));
+  EXPECT_EQ(io::read_file(path("back") + "/model.safetensors"), io::read_file(path("unsigned") + "/model.safetensors"));
   EXPECT_EQ(io::read_json(path("back") + "/config.json")["quantization_config"]["linears"],
-            io::read_json(path("plain") + "/config.json")["quantization_config"]["linears"]);
+            io::read_json(path("unsigned") + "/config.json")["quantization_config"]["linears"]);
   const auto others = repack("turned", "never", "compressed-tensors");
   EXPECT_EQ(others.status, 3);
   expect_part(others.err, "its input is rotated, which readers would leave out");

@@ -142,18 +142,24 @@ TEST_F(Serving, QuantizeChoosesASchemeWhereNoneIsGiven) {
 }
 
 TEST_F(Serving, QuantizeFindsDialectsOfSmallFloats) {
-  const std::vector<std::array<std::string, 3>> rows{{"nvfp4", "vllm,sglang,transformers", "compressed-tensors-float"},
-                                                     {"nvfp4", "trt-llm,vllm", "modelopt"},
-                                                     {"fp8-block128", "vllm,trt-llm", "compressed-tensors-float"},
-                                                     {"fp8-block128", "sglang,trt-llm", "fp8"},
-                                                     {"nf4", "sglang,transformers", "bitsandbytes-nf4"}};
-  for (const auto& [scheme, programs, to] : rows) {
-    const auto result =
-        run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", scheme, "--for", programs, "--quiet"});
+  const std::string llama = bundled_model(), hybrid = (testdata() / "w4q-hybrid-tiny").string();
+  const std::vector<std::array<std::string, 4>> rows{
+      {llama, "nvfp4", "vllm,sglang,transformers", "compressed-tensors-float"},
+      {llama, "nvfp4", "trt-llm,vllm", "modelopt"},
+      {llama, "fp8-block128", "vllm,trt-llm", "compressed-tensors-float"},
+      {hybrid, "fp8-block128", "sglang,trt-llm", "fp8"},
+      {llama, "nf4", "sglang,transformers", "bitsandbytes-nf4"}};
+  for (const auto& [model, scheme, programs, to] : rows) {
+    const auto result = run_w4q({"quantize", model, "--dry-run", "--scheme", scheme, "--for", programs, "--quiet"});
     ASSERT_EQ(result.status, 0) << scheme << result.err;
     expect_part(result.out, "--for chose --to " + to + "\n");
   }
   const auto refused = run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", "nvfp4", "--for", "mlx"});
+  // A Llama's code in SGLang looks for the scales of blocks under another name.
+  const auto dropped = run_w4q(
+      {"quantize", llama, "--dry-run", "--scheme", "fp8-block128", "--to", "fp8", "--for", "sglang", "--quiet"});
+  EXPECT_EQ(dropped.status, 3);
+  expect_part(dropped.err, "[scale-names]");
   EXPECT_EQ(refused.status, 3);
   expect_part(refused.err, "as compressed-tensors-float:");
   expect_part(refused.err, "[mlx-names]");

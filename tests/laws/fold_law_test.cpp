@@ -68,7 +68,7 @@ Matrix rotation(const formats::Rotation& of, int64_t size) {
   for (int64_t start = 0, width = 0; start < size; start += width) {
     width = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size - start)));
     if (of.block != formats::whole_row) width = std::min(width, of.block);
-    std::mt19937 signs(static_cast<uint32_t>(of.seed + static_cast<uint64_t>(start)));
+    std::mt19937 signs(static_cast<uint32_t>(of.seed.value_or(0) + static_cast<uint64_t>(start)));
     for (int64_t c = 0; c < width; ++c) {
       const double sign = width == 1 || signs() % 2 == 1 ? 1 : -1;
       for (int64_t r = 0; r < width; ++r) {

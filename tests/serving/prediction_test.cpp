@@ -58,8 +58,9 @@ std::vector<Clean> clean_models() {
     add("int8", made_headers(Words::compressed, 8, 64, false, mixture), readers);
     add("int3", made_headers(Words::compressed, 3, 64, false, mixture), {vllm, transformers});
     add("int7", made_headers(Words::compressed, 7, 64, false, mixture), {vllm, transformers});
-    add("FP8 in blocks", made_headers(Words::fp8_blocks, 8, 128, false, mixture),
-        {vllm, sglang, transformers, trt_llm});
+    std::vector<Program> of_blocks{vllm, transformers, trt_llm};
+    if (mixture) of_blocks.push_back(sglang);  // the dense model is a Llama, whose code there drops scales of blocks
+    add("FP8 in blocks", made_headers(Words::fp8_blocks, 8, 128, false, mixture), of_blocks);
     const std::vector<Program> servers{vllm, sglang, transformers, trt_llm}, without{transformers, trt_llm};
     add("FP8 a row", made_headers(Words::fp8_channel, 8, 128, false, mixture), mixture ? without : servers);
     add("FP8 a row, dynamic inputs", with_inputs(made_headers(Words::fp8_channel, 8, 128, false, mixture)), servers);
@@ -230,6 +231,30 @@ std::vector<Fault> faults() {
        "INT4_AWQ"},
       {"mlx-names", "words of a Llama", ct, [](MadeHeaders&) {}, mlx, "compressed-tensors of"},
       {"mlx-names", "ModelOpt's NVFP4", modelopt, [](MadeHeaders&) {}, mlx, "ModelOpt of"},
+      {"scale-names", "FP8 in blocks of a Llama", fp8, [](MadeHeaders&) {}, sglang, "weight_scale_inv: llama"},
+      {"scale-names", "MXFP8 of ModelOpt", made_headers(Words::fp8_channel),
+       [](MadeHeaders& made) {
+         for (auto& tensor : made.tensors) {
+           if (!tensor.name.ends_with(".weight_scale")) continue;
+           const auto name = tensor.name.substr(0, tensor.name.size() - std::string_view("_scale").size());
+           tensor = {tensor.name, DType::u8, {tensor.shape[0], made.at(name).shape[1] / 32}};
+         }
+         made.quantization() = {{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"ignore", {"lm_head"}}};
+       },
+       sglang, "weight_scale_inv, the name that its layers have"},
+      {"modelopt-mixed", "no NVFP4", made_headers(Words::fp8_channel),
+       [](MadeHeaders& made) {
+         io::Json layers = io::Json::object();
+         for (const auto& tensor : made.tensors) {
+           if (tensor.name.ends_with("_proj.weight"))
+             layers[tensor.name.substr(0, tensor.name.size() - 7)] = {{"quant_algo", "FP8_PER_CHANNEL_PER_TOKEN"}};
+         }
+         made.quantization() = {{"quant_method", "modelopt"},
+                                {"quant_algo", "MIXED_PRECISION"},
+                                {"quantized_layers", layers},
+                                {"ignore", {"lm_head"}}};
+       },
+       sglang, "a layer in NVFP4"},
       {"modelopt-mixed", "no layers", modelopt, with([](io::Json& json) { json["quant_algo"] = "MIXED_PRECISION"; }),
        vllm, "quantized_layers"},
       {"humming-rotations", "of all", made_headers(Words::humming),

@@ -14,6 +14,9 @@
 namespace w4q::formats {
 namespace {
 
+/// FP8 whose scales lie over rows and columns.
+constexpr int blocks_of_both = 128;
+
 /// Of a task: some 10 µs.
 constexpr int64_t codes_at_a_time = 1 << 16;
 
@@ -36,6 +39,7 @@ Shape scale_shape(const Scheme& scheme, int64_t n, int64_t k, const FloatNames& 
   const Shape planes = specs[1].shape;
   if (scheme.block == whole_tensor) return names.flat_scales ? Shape{} : Shape{1};
   if (scheme.block == whole_row && names.flat_scales) return {n};
+  if (scheme.block == blocks_of_both && names.flat_scales) return {planes[0], 1, planes[1], 1};
   return planes;
 }
 

@@ -15,9 +15,11 @@ namespace w4q::formats {
 /// The names that a dialect gives to the tensors of a linear.
 struct FloatNames {
   std::string_view codes, scales;
-  std::string_view factor;   ///< of NVFP4
-  bool divides = false;      ///< what is stored is what scales are divided by
-  bool flat_scales = false;  ///< scales of rows are [n] and that of a tensor is []; otherwise [n, 1] and [1]
+  std::string_view factor;  ///< of NVFP4
+  bool divides = false;     ///< what is stored is what scales are divided by
+  /// ModelOpt's shapes: scales of rows are [n], of a tensor [], of blocks [n/128, 1, k/128, 1]; otherwise [n, 1], [1] and
+  /// [n/128, k/128].
+  bool flat_scales = false;
 };
 
 /// Codes, scales and, of NVFP4, the factor.
