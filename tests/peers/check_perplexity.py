@@ -1,7 +1,7 @@
-"""A peer computes the model that w4q computes: check_perplexity.py FOLDER|FILE IDS PROMPT GENERATED REPORT [DECODED]
+"""A peer computes the model that w4q computes: check_perplexity.py FOLDER|FILE IDS PROMPT GENERATED REPORT [DECODED|mlx]
 
 GENERATED is `w4q generate --json` of the ids PROMPT, REPORT `w4q verify --json` over windows of 512 of IDS. transformers
-loads a folder; libllama, which the package xllamacpp holds, a GGUF file, of which DECODED is `w4q repack --to hf-f32`.
+loads a folder; libllama, which the package xllamacpp holds, a GGUF file, of which DECODED is `w4q repack --to hf-f32`; mlx-lm a folder, where that word stands.
 Perplexity is ours within 0.3 % for folders, and within 0.5 % for files; greedy text is ours.
 
 llama.cpp rounds the inputs of products with blocks of 256 to 8 bits, which moves the perplexity of a small model by up to
@@ -48,6 +48,23 @@ class Folder:
     def logits(self, ids):
         with torch.no_grad():
             return self.model(torch.tensor([ids])).logits[0].double()
+
+
+class Mlx:
+    """mlx-lm's, of AWQ's words, with f16 in between."""
+
+    limit = 0.003
+
+    def __init__(self, path):
+        import mlx.core
+        from mlx_lm import load
+
+        self.core = mlx.core
+        self.model, _ = load(path)
+
+    def logits(self, ids):
+        values = self.model(self.core.array([ids]))[0].astype(self.core.float32)
+        return torch.from_numpy(numpy.array(values)).double()
 
 
 class Opaque(ctypes.Structure):
@@ -140,7 +157,8 @@ def ids_of(path):
 
 
 path, ids, prompt, generated, report, *decoded = sys.argv[1:]
-peer = File(path) if decoded else Folder(path)
+peer = Mlx(path) if decoded == ["mlx"] else File(path) if decoded else Folder(path)
+decoded = [] if decoded == ["mlx"] else decoded
 expected, made = json.load(open(report))["perplexity"], json.load(open(generated))
 theirs = perplexity(peer, ids_of(ids), expected["windows"])
 wanted = [expected["perplexity"]]
