@@ -72,6 +72,9 @@ struct Rule {
 /// The dialects that hold the codes of integers without an order of groups, and load: a remedy.
 std::string same_codes(Program program, const StatedScheme& scheme);
 
+/// Whether SGLang's code of the model looks for the scales of FP8 blocks under a name that its layers do not have.
+bool sglang_renames_scales(const Question& question);
+
 /// In the order in which they are asked.
 std::vector<Rule> rules();
 

@@ -397,18 +397,12 @@ void own_names(const Question& question, Findings& findings) {
       "w4q quantize --scheme int4-g128-f16-asym --to awq-gemm, or repack --to hf16 and mlx_lm.convert");
 }
 
-/// Whether a model's class in SGLang is one that calls the scales of FP8 `weight_scale`, whatever files and layers do.
-bool renames_scales(const StoredModel& model) {
-  static const std::set<std::string, std::less<>> of_llama{"llama", "mistral", "ministral3", "phi3", "internlm3"};
-  return of_llama.contains(text(model.config(), "model_type"));
-}
-
 /// SGLang's layers of FP8 in blocks and of MXFP8 have `weight_scale_inv`; a tensor of another name is left out with a
 /// warning, and the scales stay what they were set to.
 void sglang_scale_names(const Question& question, Findings& findings) {
   const StoredModel& model = question.model;
   const bool modelopt = model.method() == Method::modelopt;
-  if (modelopt ? text(model.config(), "model_type") == "kimi_k3" : !renames_scales(model)) return;
+  if (modelopt ? text(model.config(), "model_type") == "kimi_k3" : !sglang_renames_scales(question)) return;
   if (!modelopt && model.method() != Method::fp8 && model.method() != Method::mxfp8) return;
   for (const auto& [path, linear] : model.linears()) {
     const std::string_view name = modelopt ? "weight_scale" : "weight_scale_inv";
@@ -495,6 +489,11 @@ void scale_types(const Question& question, Findings& findings) {
 }
 
 }  // namespace
+
+bool sglang_renames_scales(const Question& question) {
+  static const std::set<std::string, std::less<>> of_llama{"llama", "mistral", "ministral3", "phi3", "internlm3"};
+  return question.program == sglang && of_llama.contains(text(question.model.config(), "model_type"));
+}
 
 const io::TensorInfo* rounded_scales(const StoredModel& model) {
   const Json& config = model.config();

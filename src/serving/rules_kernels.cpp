@@ -45,14 +45,15 @@ std::optional<Obstacle> refused_bytes(Program program, const CtGroup& group, boo
 }
 
 /// FP8 of experts runs with inputs of FP8 alone; in SGLang that of blocks, too.
-std::optional<Obstacle> refused_fp8(Program program, const CtGroup& group, bool experts) {
+std::optional<Obstacle> refused_fp8(const Question& question, const CtGroup& group, bool experts) {
   const std::string weights = text(group.weights, "strategy");
   const std::string key = inputs_key(group) + ".input_activations";
   const bool blocks = weights == "block";
   if (!has_inputs(group)) {
-    if (!experts && !(blocks && program == sglang)) return std::nullopt;
+    if (!experts && !(blocks && question.program == sglang)) return std::nullopt;
     const std::string remedy =
-        blocks ? "w4q repack --to humming or --to fp8 holds the same codes"
+        blocks
+            ? concat("w4q repack --to ", sglang_renames_scales(question) ? "humming" : "fp8", " holds the same codes")
         : weights == "tensor"
             ? "w4q repack --to compressed-tensors-float --activation-scales --calib TEXT measures them"
             : "w4q repack --to compressed-tensors-float says them";
@@ -71,12 +72,13 @@ std::optional<Obstacle> refused_fp8(Program program, const CtGroup& group, bool 
                   "w4q repack --to compressed-tensors-float writes such inputs"};
 }
 
-std::optional<Obstacle> obstacle_of(Program program, const CtGroup& group, bool experts) {
+std::optional<Obstacle> obstacle_of(const Question& question, const CtGroup& group, bool experts) {
+  const Program program = question.program;
   switch (group.scheme.form) {
     case Form::int8:
       return refused_bytes(program, group, experts);
     case Form::fp8:
-      return refused_fp8(program, group, experts);
+      return refused_fp8(question, group, experts);
     case Form::mxfp8:
       if (program != sglang) return std::nullopt;
       return Obstacle{inputs_key(group) + ".weights", "integers, FP8, NVFP4, or experts of MXFP4", "MXFP8",
@@ -95,7 +97,7 @@ void ct_kernels(const Question& question, Findings& findings) {
     const Asked asked = question.asked.of(question.program, layer);
     const auto group = groups.find(asked.by);
     if (!asked.scheme || !asked.refused.empty() || group == groups.end()) continue;
-    const auto why = obstacle_of(question.program, *group->second, layer.split == Split::experts);
+    const auto why = obstacle_of(question, *group->second, layer.split == Split::experts);
     if (!why) continue;
     findings.add(Severity::refused, layer.name, concat(model.place(), why->key), why->expected, why->got, why->remedy);
   }

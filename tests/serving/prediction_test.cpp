@@ -205,7 +205,7 @@ std::vector<Fault> faults() {
        [&](MadeHeaders& made) {
          weights(made)["strategy"] = "block", weights(made)["block_structure"] = {128, 128};
        },
-       sglang, "--to fp8 holds the same codes"},
+       sglang, "--to humming holds the same codes"},
       {"ct-kernels", "MXFP8", made_headers(Words::fp8_channel),
        [&](MadeHeaders& made) { weights(made)["strategy"] = "group", weights(made)["group_size"] = 32; }, sglang,
        "MXFP8"},
