@@ -61,7 +61,8 @@ std::optional<float> half_of(Whole whole, int exponent, int divisor) {
 struct Part {
   std::span<const Whole> values;
   Whole low = 0, high = 0, step = 0;
-  Whole widest = 0, parted = 1;  ///< with offsets: the step is this over that
+  Whole widest = 0, parted = 1;  ///< with offsets: the step is this over that …
+  Whole taken = 0;               ///< … or over less, where an offset wants it
   bool negative = false;         ///< a level of zero under a negative step is −0
 };
 
@@ -138,17 +139,10 @@ class Solver {
     return true;
   }
 
-  /// The largest f16 divisor of the unit under which the largest of these scales is in range.
-  bool find_d(int largest) {
-    for (int divisor = largest > 0 ? form_.highest_scale / largest : 0; divisor >= 1; --divisor) {
-      const auto d = half_of(unit_, exponent_, divisor);
-      if (!d) continue;
-      result.scales.d = *d;
-      divisor_ = divisor;
-      for (auto& scale : result.scales.scales) scale = static_cast<int16_t>(scale * divisor);
-      return true;
-    }
-    return false;
+  /// The largest f16 divisor of the unit up to this one; 0: none.
+  int find_divisor(int most) const {
+    while (most >= 1 && !half_of(unit_, exponent_, most)) --most;
+    return std::max(most, 0);
   }
 
   // -- types without offsets
@@ -172,9 +166,10 @@ class Solver {
       std::ranges::fill(levels, static_cast<uint8_t>(nearest));
       return true;
     }
-    const Whole most = part.step / unit_;
+    // A larger scale is none, under whatever d.
+    const Whole most = part.step / unit_, in_range = std::min<Whole>(most, -form_.lowest_scale);
     for (const int sign : part.negative ? std::array{-1, 1} : std::array{1, -1}) {
-      for (Whole scale = std::max<Whole>(1, most / 128); scale <= most; ++scale) {
+      for (Whole scale = std::max<Whole>(1, most / 128); scale <= in_range; ++scale) {
         if (most % scale != 0 || !fits(part, sign * scale * unit_, levels)) continue;
         result.scales.scales[j] = static_cast<int16_t>(std::min<Whole>(scale, 1 << 12) * sign);
         return true;
@@ -215,9 +210,8 @@ class Solver {
 
   // -- types with offsets
 
-  /// Steps of parts, as levels fill their range, and d.
-  bool find_steps() {
-    int largest = 0;
+  /// Steps of parts, as levels fill their range; the largest of their scales.
+  bool find_steps(int& largest) {
     for (size_t j = 0; j < parts_.size(); ++j) {
       Part& part = parts_[j];
       if (part.step == 0) continue;
@@ -229,11 +223,9 @@ class Solver {
       part.widest = part.step, part.parted = parted;
       part.step /= parted;
       if (most / parted > form_.highest_scale) return false;
-      result.scales.scales[j] = static_cast<int16_t>(most / parted);
       largest = std::max(largest, static_cast<int>(most / parted));
     }
-    if (largest == 0) return true;
-    return find_d(largest);
+    return true;
   }
 
   /// Offsets that a part may have: with its lowest value at level 0, 1, …
@@ -255,16 +247,25 @@ class Solver {
     return -1;
   }
 
+  /// Takes the step of a part whose levels fill so much less of their range; false: its scale would be none.
+  bool part_step(Part& part, Whole parted, Whole& scale) const {
+    scale = 0;
+    if (part.step == 0) return parted == 1;
+    if (part.widest / unit_ % parted != 0) return false;
+    scale = part.widest / unit_ / parted * divisor_;
+    part.step = part.widest / parted;
+    return scale <= form_.highest_scale;
+  }
+
   /// The same of a part whose levels may fill less of their range, which changes its scale.
   int minimum_of_any(size_t j, Whole offset, int minimum, Whole& lowest) {
-    Part& part = parts_[j];
-    for (Whole parted = part.parted; parted >= 1; --parted) {
-      const Whole scale = part.step == 0 ? 0 : part.widest / unit_ / parted * divisor_;
-      if (part.step != 0 && (part.widest / unit_ % parted != 0 || scale > form_.highest_scale)) continue;
-      if (part.step != 0) part.step = part.widest / parted;
+    Part part = parts_[j];
+    for (Whole parted = part.parted, scale = 0; parted >= 1; --parted) {
+      if (!part_step(part, parted, scale)) continue;
       const int found = minimum_of(part, offset, minimum, lowest);
       if (found < 0) continue;
       result.scales.scales[j] = static_cast<int16_t>(scale);
+      parts_[j].taken = part.step;
       return found;
     }
     return -1;
@@ -280,25 +281,48 @@ class Solver {
       const auto levels = levels_of(j);
       for (size_t i = 0; i < levels.size(); ++i) {
         const Part& part = parts_[j];
-        const Whole above = part.step == 0 ? 0 : (part.values[i] - part.low) / part.step;
+        const Whole above = part.taken == 0 ? 0 : (part.values[i] - part.low) / part.taken;
         levels[i] = static_cast<uint8_t>(above + lowest);
       }
     }
     return true;
   }
 
+  /// With the largest scales that let all parts be said: a part whose levels fill less of their range has a larger one.
   bool solve_with_offsets() {
-    if (!find_steps()) return false;
+    int largest = 0;
+    if (!find_steps(largest)) return false;
+    if (largest == 0) return take_offsets();
+    for (int divisor = find_divisor(form_.highest_scale / largest); divisor >= 1; divisor = find_divisor(divisor - 1)) {
+      divisor_ = divisor;
+      if (!take_offsets()) continue;
+      result.scales.d = *half_of(unit_, exponent_, divisor);
+      return true;
+    }
+    return false;
+  }
+
+  bool take_offsets() {
     // A part that has an offset for certain, with the fewest possible.
     const Part* sure = nullptr;
     for (const Part& part : parts_) {
-      if (part.low >= 0) continue;
+      if (part.low >= 0 && (part.step == 0 || part.low % part.step == 0)) continue;
       if (sure == nullptr || most_lowest(part) < most_lowest(*sure)) sure = &part;
     }
     if (sure == nullptr) return take_minimums(1, 0);
-    for (Whole lowest = 0; lowest <= most_lowest(*sure); ++lowest) {
-      const Whole offset = offset_of(*sure, lowest);
+    Part part = *sure;
+    for (Whole parted = part.parted, scale = 0; parted >= 1; --parted) {
+      if (part_step(part, parted, scale) && take_offset_of(part)) return true;
+    }
+    return false;
+  }
+
+  /// Offsets of the block as this part may have them.
+  bool take_offset_of(const Part& part) {
+    for (Whole lowest = 0; lowest <= most_lowest(part); ++lowest) {
+      const Whole offset = offset_of(part, lowest);
       if (offset > Whole{1} << 50) return false;
+      if (offset <= 0) continue;
       for (int minimum = form_.highest_minimum; minimum >= 1; --minimum) {
         const auto d = half_of(offset, exponent_, minimum);
         if (!d || !take_minimums(offset, minimum)) continue;

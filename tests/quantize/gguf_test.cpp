@@ -190,6 +190,32 @@ TEST(GgufLattice, BlocksSayWhatTheSearchTookThemFor) {
   }
 }
 
+/// Parts of one sign have offsets that no value under zero tells.
+TEST(GgufSearch, DecodedBlocksOfOneSignAreExact) {
+  std::vector<float> weights(static_cast<size_t>(rows * width));
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(0.02 + 0.004 * random_normal(21, i));
+  for (const GgmlType type : {GgmlType::q4_k, GgmlType::q5_k}) {
+    SCOPED_TRACE(ggml_type_name(type));
+    const GgufForm& form = *formats::find_gguf_form(type);
+    const auto values = decoded_blocks(form, gguf_blocks(view_of(weights, rows, width), form, nullptr), weights.size());
+    EXPECT_EQ(decoded_blocks(form, gguf_blocks(view_of(values, rows, width), form, nullptr), values.size()), values);
+  }
+}
+
+/// A part of even levels down to the lowest under a negative step: half as many under twice the step, a positive one,
+/// would be levels, too, but the scale would be none.
+TEST(GgufSearch, EvenLevelsKeepAScaleInRange) {
+  const GgufForm& form = *formats::find_gguf_form(GgmlType::q6_k);
+  std::vector<float> values(256);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const int level = static_cast<int>(random_bits(22, i) % 64) - 32, even = 2 * (static_cast<int>(i % 16) - 12) - 8;
+    const bool doubled = i / 16 == 7;
+    values[i] =
+        std::ldexp(static_cast<float>(doubled ? -67 * std::max(even, -32) : (i / 16 == 15 ? 128 : 61) * level), -14);
+  }
+  EXPECT_EQ(decoded_blocks(form, gguf_blocks(view_of(values, 1, 256), form, nullptr), 256), values);
+}
+
 /// With importance and feedback too: what has no error has none to feed back.
 TEST(GgufSearch, DecodedBlocksAreExactUnderCalibration) {
   const test::Layer layer(rows, width);
