@@ -119,6 +119,16 @@ void replace_linear(MadeHeaders& made, const std::string& path, int64_t n, int64
 
 const std::string q = "model.layers.1.self_attn.q_proj";
 
+/// FP8 in blocks under ModelOpt's name of scales, which have four dimensions there.
+void as_modelopt(MadeHeaders& made, bool four) {
+  constexpr std::string_view inverse = "_inv";
+  for (auto& tensor : made.tensors) {
+    if (!tensor.name.ends_with(inverse)) continue;
+    tensor.name.resize(tensor.name.size() - inverse.size());
+    if (four) tensor.shape = {tensor.shape[0], 1, tensor.shape[1], 1};
+  }
+}
+
 std::vector<Fault> faults() {
   const MadeHeaders awq = made_headers(Words::awq), gptq = made_headers(Words::gptq),
                     ct = made_headers(Words::compressed);
@@ -218,6 +228,26 @@ std::vector<Fault> faults() {
          json = {{"quant_method", "modelopt"}, {"quant_algo", "FP8_PER_CHANNEL_PER_TOKEN"}, {"ignore", {"lm_head"}}};
        }),
        vllm, "FP8_PER_CHANNEL_PER_TOKEN"},
+      {"modelopt-experts", "FP8 of blocks beside others", made_headers(Words::fp8_blocks, 8, 128, false, true),
+       [](MadeHeaders& made) {
+         as_modelopt(made, true);
+         io::Json layers = io::Json::object();
+         for (const auto& tensor : made.tensors) {
+           if (tensor.name.ends_with("_proj.weight"))
+             layers[tensor.name.substr(0, tensor.name.size() - 7)] = {{"quant_algo", "FP8_PB_WO"}};
+         }
+         made.quantization() = {{"quant_method", "modelopt"},
+                                {"quant_algo", "MIXED_PRECISION"},
+                                {"quantized_layers", layers},
+                                {"ignore", {"lm_head"}}};
+       },
+       vllm, "whose blocks have weight_scale_inv"},
+      {"tensors", "ModelOpt's blocks of two dimensions", fp8,
+       [](MadeHeaders& made) {
+         as_modelopt(made, false);
+         made.quantization() = {{"quant_method", "modelopt"}, {"quant_algo", "FP8_PB_WO"}, {"ignore", {"lm_head"}}};
+       },
+       vllm, "[8, 1, 8, 1]"},
       {"cache-scheme", "integers", ct, with([](io::Json& json) {
          json["kv_cache_scheme"] = {{"type", "int"}, {"num_bits", 8}, {"strategy", "tensor"}, {"symmetric", true}};
        }),
