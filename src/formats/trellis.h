@@ -63,6 +63,9 @@ struct TrellisColumn {
   std::array<float, trellis_rows> targets{};  ///< finite
   std::array<bool, trellis_rows> counts{};    ///< false: the row's scale is zero, and any level does
   int rows = trellis_rows;                    ///< those from here on are beyond n
+  /// What the square of a row's error counts for, finite and not negative; all alike unless `weighed`.
+  std::array<float, trellis_rows> importance{};
+  bool weighed = false;
 };
 /// `targets` within what squares and their sums keep finite.
 inline constexpr float trellis_largest_target = 0x1p20f;

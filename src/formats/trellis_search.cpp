@@ -78,10 +78,29 @@ void TrellisSearch::ring(std::span<const float> targets, std::span<uint32_t> sta
   around(weights, states);
 }
 
-TrellisSymbols TrellisSearch::operator()(const TrellisColumn& column) {
-  std::array<uint32_t, trellis_rows> states{};
+std::array<TrellisSearch::Weight, trellis_rows> TrellisSearch::ring_of(const TrellisColumn& column) const noexcept {
   std::array<Weight, trellis_rows> ring{};
   for (int row = 0; row < trellis_rows; ++row) ring[static_cast<size_t>(row)] = weight(column, row);
+  if (column.weighed) exchange(column, ring);
+  return ring;
+}
+
+TrellisSymbols TrellisSearch::operator()(const TrellisColumn& column, int seam, uint32_t state) {
+  std::array<uint32_t, trellis_rows> states{};
+  auto ring = ring_of(column);
+  std::ranges::rotate(ring, ring.begin() + seam);
+  run(ring, state, state, states);
+  std::ranges::rotate(states, states.end() - seam);
+  TrellisSymbols symbols{};
+  for (size_t row = 0; row < static_cast<size_t>(column.rows); ++row) {
+    symbols[row] = static_cast<uint8_t>(states[row] & ((1u << bits_) - 1));
+  }
+  return symbols;
+}
+
+TrellisSymbols TrellisSearch::operator()(const TrellisColumn& column) {
+  std::array<uint32_t, trellis_rows> states{};
+  const auto ring = ring_of(column);
   if ((trellis_rows - column.rows) * bits_ >= window_) {
     const auto rows = static_cast<size_t>(column.rows);
     run(std::span(ring).first(rows), 0, -1, std::span(states).first(rows));
@@ -100,6 +119,26 @@ TrellisSearch::Weight TrellisSearch::weight(const TrellisColumn& column, int row
   if (row >= column.rows) return {Kind::zero, 0};
   if (!column.counts[at]) return {Kind::free, 0};
   return {Kind::counts, std::clamp(column.targets[at], -trellis_largest_target, trellis_largest_target)};
+}
+
+void TrellisSearch::exchange(const TrellisColumn& column, std::span<Weight> ring) noexcept {
+  float largest = 0;
+  for (size_t row = 0; row < ring.size(); ++row) {
+    if (ring[row].kind == Kind::counts) largest = std::max(largest, column.importance[row]);
+  }
+  if (!(largest > 0)) return;
+  const auto importance = [&](size_t row) {
+    return std::max(column.importance[row], trellis_least_importance * largest);
+  };
+  float before = 0;  // of the last row that counts, whichever that is
+  for (size_t row = ring.size(); before == 0; --row) {
+    if (ring[row - 1].kind == Kind::counts) before = importance(row - 1);
+  }
+  for (size_t row = 0; row < ring.size(); ++row) {
+    if (ring[row].kind != Kind::counts) continue;
+    ring[row].exchange = before / importance(row);
+    before = importance(row);
+  }
 }
 
 float TrellisSearch::cost(Weight weight, uint32_t state) const noexcept {
@@ -146,7 +185,13 @@ void TrellisSearch::run(std::span<const Weight> path, int64_t start, int64_t end
   if (path.empty()) return;
   std::fill_n(costs(0), groups_, start < 0 ? 0.0f : never);
   if (start >= 0) costs(0)[static_cast<size_t>(start) % groups_] = 0;
-  for (size_t step = 0; step + 1 < path.size(); ++step) advance(path[step], costs(step), costs(step + 1));
+  for (size_t step = 0; step + 1 < path.size(); ++step) {
+    advance(path[step], costs(step), costs(step + 1));
+    const float exchange = path[step + 1].exchange;
+    if (exchange == 1) continue;
+    float* const next = costs(step + 1);
+    for (size_t g = 0; g < groups_; ++g) next[g] *= exchange;
+  }
   size_t step = path.size() - 1;
   states[step] = end < 0 ? cheapest(path[step], costs(step)) : static_cast<uint32_t>(end);
   for (; step > 0; --step) {

@@ -7,9 +7,12 @@
 //
 //     next[g] = min over j of least[p >> bits] + (level(p) − target)²,   p = (j << (window − bits)) | g
 //
-// every operation rounded to fp32. The way back asks again which j it was; ties go to the lowest.
+// every operation rounded to fp32. The way back asks again which j it was; ties go to the lowest. Where rows count
+// differently, costs stand in units of the row that they lead to: before it they are multiplied by what the row before
+// counts, over what it counts itself, so that a step stays as it is.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -22,6 +25,8 @@ namespace w4q::formats {
 /// more; `levels` as prepared for it.
 using TrellisStep = void (*)(int bits, int window, const float* least, const float* levels, float target, float* next);
 inline constexpr int64_t trellis_overread = 16;
+/// The least importance of a row beside the largest of its ring: what counts less counts so.
+inline constexpr float trellis_least_importance = 0x1p-20f;
 
 /// The definition: `levels` are trellis_levels(window).
 void trellis_plain_step(int bits, int window, const float* least, const float* levels, float target, float* next);
@@ -44,6 +49,9 @@ class TrellisSearch {
   /// A search over the last and first 48 weights, from all states, decides the state at the seam; a second one goes once
   /// around from it to itself. Where so many weights are missing that the seam is all zeros, that is its state.
   TrellisSymbols operator()(const TrellisColumn& column);
+  /// One search alone, around from behind weight `seam` − 1 to itself, where the state stays `state`: if that is of a ring
+  /// that stands, none is found that is worse.
+  TrellisSymbols operator()(const TrellisColumn& column, int seam, uint32_t state);
   /// The same for a ring of `length` weights that all count: `states` behind each of them.
   void ring(std::span<const float> targets, std::span<uint32_t> states);
 
@@ -57,9 +65,13 @@ class TrellisSearch {
   struct Weight {
     Kind kind;
     float target;
+    float exchange = 1;  ///< what costs before it are multiplied by: they are counted in the importance of its row
   };
 
   Weight weight(const TrellisColumn& column, int row) const noexcept;
+  /// A ring's, in the order of rows.
+  static void exchange(const TrellisColumn& column, std::span<Weight> ring) noexcept;
+  std::array<Weight, trellis_rows> ring_of(const TrellisColumn& column) const noexcept;
   float cost(Weight weight, uint32_t state) const noexcept;
   float* costs(size_t step) noexcept { return costs_.data() + step * stride_; }
   /// The states behind each of `path`, from `start` or, if that is negative, any; `end` negative: to the cheapest.

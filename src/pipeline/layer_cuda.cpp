@@ -50,8 +50,11 @@ struct LayerCuda::Impl {
 bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options) {
   if (options.bnb_compatible || !quantize::GroupCuda::takes(scheme)) return false;
   if (!options.rotation().identity() && !quantize::RotationCuda::takes(options.rotation())) return false;
-  if (formats::shares_bits(scheme)) return true;  // such a scheme passes over clips and feedback on both sides
-  if (options.steps.has(quantize::StepKind::feedback_outputs) && !quantize::GroupCuda::takes_both_sides(scheme)) {
+  const auto has = [&](quantize::StepKind kind) { return options.steps.has(kind); };
+  if (formats::shares_bits(scheme)) {  // such a scheme passes over clips
+    return !has(quantize::StepKind::feedback_outputs) && !has(quantize::StepKind::sweeps);
+  }
+  if (has(quantize::StepKind::feedback_outputs) && !quantize::GroupCuda::takes_both_sides(scheme)) {
     return false;
   }
   return scheme.family == formats::SchemeFamily::integer || !options.steps.awq_clips();

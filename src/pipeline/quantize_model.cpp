@@ -26,6 +26,7 @@
 #include "pipeline/calibrated_cost.h"
 #include "pipeline/distill_output.h"
 #include "pipeline/kept_values.h"
+#include "pipeline/layer_cuda.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/quantize_record.h"
 #include "pipeline/quantize_units.h"
@@ -75,7 +76,14 @@ void settle_gradients(QuantizeRequest& request, const OpenedModel& source) {
   }
 }
 
-/// The request with what follows from the model.
+/// Steps of trellises that only the CPU has, which would take a GPU's place for minutes or hours.
+constexpr StepKind steps_of_rings[] = {StepKind::feedback_outputs, StepKind::sweeps};
+
+bool leaves_rings_out(const QuantizeRequest& request) {
+  return request.gpu != nullptr && !request.preset.empty() && request.scheme.family == formats::SchemeFamily::trellis;
+}
+
+/// The request with what follows from the model and the device: a preset leaves out what it has no way for there.
 QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
   const bool needs_statistics = request.options.steps.any(&quantize::StepRow::needs_statistics);
   if (needs_statistics && !request.calibrated) request.calibrated.emplace();  // which will say what it lacks
@@ -84,6 +92,9 @@ QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
     request.calibrated->text = fitted(std::move(request.calibrated->text), source.config);
   }
   if (statistics_alone(request)) request.options.steps = request.options.steps.without(&quantize::StepRow::needs_text);
+  if (leaves_rings_out(request)) {
+    for (const StepKind kind : steps_of_rings) request.options.steps.remove(kind);
+  }
   if (request.options.steps.any(&quantize::StepRow::needs_gradients)) settle_gradients(request, source);
   // The rotation of a rotated scheme belongs to it, whatever is folded.
   if (auto* rotate = request.options.steps.find(StepKind::rotate)) {
@@ -141,10 +152,12 @@ bool goes_beside_others(const TensorPlan& tensor, const OpenedModel& source, con
 /// Seconds per weight of this method on this machine with the threads in use, measured on a small random matrix; `beside`: on one
 /// for each thread.
 double sample_seconds_per_weight(const QuantizeRequest& request, const formats::Scheme& scheme, bool beside) {
-  const auto run = run_of(request, scheme, !beside);
-  const int64_t count = beside ? threads() : 1;
   // A search over rings of bits takes microseconds for a weight.
   const bool slow = formats::shares_bits(scheme);
+  const bool fed_back_by_cpu =
+      slow && request.options.steps.has(StepKind::feedback) && !LayerCuda::takes(scheme, request.options);
+  const auto run = run_of(request, scheme, !beside && !fed_back_by_cpu);
+  const int64_t count = beside ? threads() : 1;
   const int64_t rows = slow ? 256 : 512, cols = slow ? 512 : 2048;
   std::vector<uint16_t> values(static_cast<size_t>(rows * cols));
   for (size_t i = 0; i < values.size(); ++i)
@@ -267,11 +280,26 @@ void note_same_preset(const QuantizeRequest& request, Plan& plan) {
       concat("--quality ", request.preset, " has the steps of ", same, " for ", formats::to_string(request.scheme)));
 }
 
+void note_rings_left_out(const QuantizeRequest& request, Plan& plan) {
+  const auto wanted = quantize::preset_steps(request.preset, request.scheme);
+  std::vector<std::string> names;
+  for (const StepKind kind : steps_of_rings) {
+    if (wanted.has(kind)) names.emplace_back(quantize::step_row(kind).name);
+  }
+  if (names.empty()) return;
+  plan.notes.push_back(concat("without ", join(names, ", "),
+                              ": of trellises a GPU has no way for them; the CPU makes them where --quality max goes "
+                              "without --device cuda, or where they are named"));
+}
+
 void note_what_is_left_out(const QuantizeRequest& request, const OpenedModel& source, Plan& plan) {
   if (request.preset.empty()) return;
+  const bool without_rings = leaves_rings_out(request);
+  if (without_rings) note_rings_left_out(request, plan);
   std::vector<std::string> names;
   for (const auto& step : quantize::preset_steps(request.preset, request.scheme)) {
     const auto& row = quantize::step_row(step.kind);
+    if (without_rings && std::ranges::count(steps_of_rings, step.kind) > 0) continue;
     if (row.needs_text && !request.options.steps.has(step.kind)) names.emplace_back(row.name);
   }
   if (names.empty()) return;

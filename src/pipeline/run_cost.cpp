@@ -8,6 +8,7 @@
 #include "model/model.h"
 #include "model/self_text.h"
 #include "pipeline/calibrated_cost.h"
+#include "quantize/sweep_trellis.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -35,6 +36,8 @@ class Costs {
       if (!tensor.scheme) continue;
       schemes_.emplace(model::module_path(tensor.name), *tensor.scheme);
       weights_ += static_cast<double>(tensor.weights());
+      if (tensor.scheme->family == formats::SchemeFamily::trellis)
+        ring_weights_ += static_cast<double>(tensor.weights());
       const auto block = static_cast<double>(tensor.scheme->block);
       if (tensor.scheme->block <= largest_tried_block) block_weights_ += static_cast<double>(tensor.weights()) * block;
     }
@@ -71,7 +74,7 @@ class Costs {
         calibrated = now;
       }
       if (step.kind == StepKind::feedback) part.seconds += trials(all);
-      if (step.kind == StepKind::sweeps) part.seconds += 2 * trials(all);
+      if (step.kind == StepKind::sweeps) part.seconds += 2 * trials(all) + ring_sweeps() * rounding;
       result.push_back(std::move(part));
     }
     return result;
@@ -119,11 +122,16 @@ class Costs {
     return trial_slowness * count * block_weights_ / 2 / rate();
   }
 
+  /// Of the time of rounding.
+  double ring_sweeps() const {
+    return weights_ == 0 ? 0 : std::size(quantize::ring_seams) * quantize::ring_sweep_share * ring_weights_ / weights_;
+  }
+
   const model::OpenedModel& source_;
   const QuantizeRequest& request_;
   const MachineSpeed& speed_;
   std::map<std::string, formats::Scheme, std::less<>> schemes_;
-  double weights_ = 0, block_weights_ = 0;
+  double weights_ = 0, block_weights_ = 0, ring_weights_ = 0;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "formats/integer.h"
 #include "formats/rotated.h"
 #include "formats/scale_codec.h"
+#include "formats/trellis.h"
 #include "quantize/feedback_float.h"
 #include "quantize/feedback_rotated.h"
 #include "quantize/feedback_rows.h"
@@ -239,6 +240,10 @@ int64_t feedback_block(const Scheme& scheme, int64_t k) noexcept {
   }
 }
 
+int64_t output_block(const Scheme& scheme) noexcept {
+  return scheme.family == SchemeFamily::trellis ? formats::trellis_rows : 1;
+}
+
 QuantizeResult quantize_with_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   ensure(options.feeds_back(), "quantize_with_feedback: no factor");
   const ErrorFactor& factor = *options.input->feedback;
@@ -252,10 +257,10 @@ QuantizeResult quantize_with_feedback(const TensorView& weight, const Scheme& sc
                        ", got ", factor.width(), " in blocks of ", factor.block()));
   }
   if (const ErrorFactor* outputs = options.input->outputs; outputs != nullptr) {
-    if (outputs->width() != weight.shape[0] || outputs->block() != 1) {
+    if (outputs->width() != weight.shape[0] || outputs->block() != output_block(scheme)) {
       throw Error(ErrorCode::bad_argument, concat(printable(weight.name), ": the factor belongs to other outputs"))
-          .detail(concat("expected ", weight.shape[0], " outputs one by one, got ", outputs->width(), " in blocks of ",
-                         outputs->block()));
+          .detail(concat("expected ", weight.shape[0], " outputs in blocks of ", output_block(scheme), ", got ",
+                         outputs->width(), " in blocks of ", outputs->block()));
     }
   }
   switch (scheme.family) {

@@ -11,6 +11,9 @@ namespace w4q::quantize {
 /// Columns that must stay together under `scheme`, for the factor of a Gram matrix of width k.
 int64_t feedback_block(const formats::Scheme& scheme, int64_t k) noexcept;
 
+/// The same for outputs, where errors are fed back along n too: rows of a ring are rounded at once, others one by one.
+int64_t output_block(const formats::Scheme& scheme) noexcept;
+
 /// kbit and the integers through options.input->feedback. A block's scale is chosen when the block is reached, from the
 /// weights as they have been moved. The bytes do not depend on the number of threads. Holds the weight in fp32 once
 /// more. Throws unsupported for an integer scheme with act order, bad_argument when the factor has another width or

@@ -2,11 +2,19 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <numeric>
+#include <vector>
 
+#include "core/interrupt.h"
+#include "core/parallel.h"
 #include "formats/trellis.h"
+#include "kernels/linear/gemm.h"
 #include "quantize/feedback_rows.h"
+#include "quantize/sweep_trellis.h"
 #include "quantize/trellis.h"
 #include "quantize/trellis_simd.h"
+#include "quantize/trellis_strip.h"
 
 namespace w4q::quantize {
 namespace {
@@ -16,7 +24,7 @@ using formats::Scheme;
 using formats::trellis_rows;
 
 /// A strip of rows in a block of columns, column after column.
-using StripBlock = std::array<std::array<float, trellis_rows>, trellis_feedback_block>;
+using StripBlock = std::array<StripValues, trellis_feedback_block>;
 
 class TrellisFeedback final : public BlockFeedback {
  public:
@@ -26,17 +34,26 @@ class TrellisFeedback final : public BlockFeedback {
   int64_t task_rows() const noexcept override { return trellis_rows; }
 
   void round(FeedbackRows& rows, RowRange part, size_t block) const override {
+    round(rows, part, block, RingStrip(packed_, rows.index(part.first) / trellis_rows));
+  }
+
+  void round(FeedbackRows& rows, RowRange part, size_t block, const RingStrip& strip) const {
     const int64_t begin = factor_.block_starts()[block], width = factor_.block_starts()[block + 1] - begin;
     const MatrixView<const float> targets = rows.targets(part, begin, begin + width);
     auto moved = std::make_unique<StripBlock>();
     for (int64_t r = 0; r < part.count; ++r) {
       for (int64_t c = 0; c < width; ++c) (*moved)[static_cast<size_t>(c)][static_cast<size_t>(r)] = targets.row(r)[c];
     }
-    const Strip strip(rows, part, packed_);
     auto search = trellis_search(packed_.scheme, levels_);
     for (int64_t c = 0; c < width; ++c) {
-      const auto errors = strip.round(search, (*moved)[static_cast<size_t>(c)], begin + c,
-                                      factor_.order()[static_cast<size_t>(begin + c)]);
+      const auto ring = strip.nearest(search, (*moved)[static_cast<size_t>(c)]);
+      strip.store(ring, factor_.order()[static_cast<size_t>(begin + c)], packed_);
+      StripValues errors{};
+      for (int64_t r = 0; r < part.count; ++r) {
+        float& error = rows.errors(part.first + r)[begin + c];
+        error = rows.weights(part.first + r)[begin + c] - ring.values[static_cast<size_t>(r)];
+        errors[static_cast<size_t>(r)] = error;
+      }
       for (int64_t later = c + 1; later < width; ++later) {
         const float effect = factor_.coupling().row(begin + later)[begin + c];
         auto& target = (*moved)[static_cast<size_t>(later)];
@@ -46,52 +63,112 @@ class TrellisFeedback final : public BlockFeedback {
   }
 
  private:
-  /// Rows of a task and what their levels are multiplied by.
-  class Strip {
-   public:
-    Strip(FeedbackRows& rows, RowRange part, PackedWeight& packed)
-        : rows_(rows), part_(part), strip_(rows.index(part.first) / trellis_rows), packed_(packed) {
-      column_.rows = static_cast<int>(part.count);
-      for (int64_t r = 0; r < part.count; ++r) {
-        const float step = formats::trellis_load_scale(packed, rows.index(part.first + r)).step;
-        steps_[static_cast<size_t>(r)] = step;
-        column_.counts[static_cast<size_t>(r)] = step > 0;
-      }
-    }
-
-    /// Rounds a column; returns what it misses the weights by.
-    std::array<float, trellis_rows> round(formats::TrellisSearch& search,
-                                          const std::array<float, trellis_rows>& targets, int64_t position,
-                                          int64_t column) const {
-      formats::TrellisColumn wanted = column_;
-      for (size_t r = 0; r < static_cast<size_t>(part_.count); ++r) {
-        if (wanted.counts[r]) wanted.targets[r] = targets[r] / steps_[r];
-      }
-      const auto ring = formats::trellis_ring(packed_, strip_, column);
-      formats::trellis_put(search(wanted), packed_.scheme.bits, ring);
-      std::array<float, trellis_rows> errors{};
-      for (int64_t r = 0; r < part_.count; ++r) {
-        const uint32_t window =
-            formats::trellis_window(ring, packed_.scheme.bits, packed_.scheme.window, static_cast<int>(r));
-        const float value = static_cast<float>(formats::trellis_level(window)) * steps_[static_cast<size_t>(r)];
-        errors[static_cast<size_t>(r)] = rows_.weights(part_.first + r)[position] - value;
-        rows_.errors(part_.first + r)[position] = errors[static_cast<size_t>(r)];
-      }
-      return errors;
-    }
-
-   private:
-    FeedbackRows& rows_;
-    RowRange part_;
-    int64_t strip_;
-    PackedWeight& packed_;
-    formats::TrellisColumn column_;
-    std::array<float, trellis_rows> steps_{};
-  };
-
   const ErrorFactor& factor_;
   PackedWeight& packed_;
   std::vector<float> levels_;
+};
+
+/// Strips one after the other in the order of the factor of outputs, each moved by what the errors of those before it are
+/// worth. With H_O = M·D·Mᵀ cut into strips, strip b costs B = M_bb·D_b·M_bbᵀ once those behind it make up for it, and is
+/// moved by M_bb⁻ᵀ·Σ_a M_abᵀ·E_a.
+class TwoSidedStrips {
+ public:
+  TwoSidedStrips(const TensorView& weight, const CalibratedInput& input, const TrellisFeedback& family,
+                 const PackedWeight& packed)
+      : inputs_(*input.feedback),
+        outputs_(*input.outputs),
+        family_(family),
+        k_(inputs_.width()),
+        residuals_(static_cast<size_t>(outputs_.width() * k_)) {
+    const auto starts = outputs_.block_starts();
+    for (size_t s = 0; s + 1 < starts.size(); ++s) strips_.push_back(part(weight, packed, starts[s], starts[s + 1]));
+  }
+
+  /// Strip s is in block b once strip s − 1 has left it and s has left block b − 1.
+  void run() {
+    const auto strips = static_cast<int64_t>(strips_.size());
+    const int64_t blocks = static_cast<int64_t>(inputs_.block_starts().size()) - 1;
+    for (int64_t step = 0; step < strips + blocks - 1; ++step) {
+      check_interrupt();
+      const int64_t low = std::max<int64_t>(0, step - blocks + 1), high = std::min(strips - 1, step);
+      parallel_for(high - low + 1, 1, [&](int64_t i, int64_t) {
+        round(strips_[static_cast<size_t>(low + i)], static_cast<size_t>(step - low - i));
+      });
+    }
+  }
+
+ private:
+  struct Part {
+    int64_t begin;  ///< position
+    RingStrip strip;
+    FeedbackRows rows;
+  };
+
+  /// Row of a strip at a position of it.
+  int64_t row(const Part& part, int64_t position) const {
+    return outputs_.order()[static_cast<size_t>(part.begin + position)] - part.strip.first();
+  }
+
+  Part part(const TensorView& weight, const PackedWeight& packed, int64_t begin, int64_t end) {
+    const int64_t strip = outputs_.order()[static_cast<size_t>(begin)] / trellis_rows;
+    std::vector<int32_t> indices(static_cast<size_t>(end - begin));
+    std::iota(indices.begin(), indices.end(), static_cast<int32_t>(strip * trellis_rows));
+    Part result{begin, RingStrip(packed, strip), FeedbackRows(weight, inputs_, std::move(indices))};
+    StripValues importance{};
+    for (int64_t i = 0; i < end - begin; ++i) {
+      double sum = outputs_.pivots()[static_cast<size_t>(begin + i)];
+      for (int64_t j = i + 1; j < end - begin; ++j) {
+        const double coupling = outputs_.coupling().row(begin + j)[begin + i];
+        sum += coupling * coupling * double{outputs_.pivots()[static_cast<size_t>(begin + j)]};
+      }
+      importance[static_cast<size_t>(row(result, i))] = static_cast<float>(sum);
+    }
+    result.strip.weigh(importance);
+    return result;
+  }
+
+  /// By what the errors of strips before move a strip at these columns; rows by position.
+  std::vector<float> shifts(const Part& part, int64_t from, int64_t to) const {
+    const int64_t count = part.rows.rows(), width = to - from;
+    std::vector<float> result(static_cast<size_t>(count * width));
+    if (part.begin > 0) {
+      kernels::gemm_nn({outputs_.coupling().row(part.begin), count, part.begin, outputs_.width()},
+                       {residuals_.data() + from, part.begin, width, k_}, {result.data(), count, width});
+    }
+    for (int64_t i = 1; i < count; ++i) {
+      const float* const coupling = outputs_.coupling().row(part.begin + i) + part.begin;
+      for (int64_t earlier = 0; earlier < i; ++earlier) {
+        for (int64_t c = 0; c < width; ++c) {
+          result[static_cast<size_t>(i * width + c)] -=
+              coupling[earlier] * result[static_cast<size_t>(earlier * width + c)];
+        }
+      }
+    }
+    return result;
+  }
+
+  void round(Part& part, size_t block) {
+    const int64_t from = inputs_.block_starts()[block], to = inputs_.block_starts()[block + 1];
+    const auto shift = shifts(part, from, to);
+    for (int64_t i = 0; i < part.rows.rows(); ++i) {
+      float* const weights = part.rows.weights(row(part, i)) + from;
+      for (int64_t c = 0; c < to - from; ++c) weights[c] += shift[static_cast<size_t>(i * (to - from) + c)];
+    }
+    family_.round(part.rows, {0, part.rows.rows()}, block, part.strip);
+    for (int64_t i = 0; i < part.rows.rows(); ++i) {
+      const float* const errors = part.rows.errors(row(part, i)) + from;
+      float* const residuals = residuals_.data() + (part.begin + i) * k_ + from;
+      for (int64_t c = 0; c < to - from; ++c) {
+        residuals[c] = errors[c] - shift[static_cast<size_t>(i * (to - from) + c)];
+      }
+    }
+  }
+
+  const ErrorFactor &inputs_, &outputs_;
+  const TrellisFeedback& family_;
+  int64_t k_;
+  std::vector<Part> strips_;
+  std::vector<float> residuals_;  // W − Ŵ, [n, k] by positions of both factors
 };
 
 }  // namespace
@@ -99,9 +176,14 @@ class TrellisFeedback final : public BlockFeedback {
 QuantizeResult trellis_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   PackedWeight packed = allocate_trellis(weight, scheme);
   const TrellisFeedback feedback(*options.input->feedback, packed);
-  CalibratedInput input = *options.input;
-  input.outputs = nullptr;  // rows of a ring are rounded at once: none can make up for another
-  run_feedback(weight, input, feedback);
+  if (couples_rows(*options.input)) {
+    TwoSidedStrips(weight, *options.input, feedback, packed).run();
+  } else {
+    CalibratedInput input = *options.input;
+    input.outputs = nullptr;
+    run_feedback(weight, input, feedback);
+  }
+  if (options.sweeps()) sweep_trellis(weight, *options.input, packed);
   const QuantizeStats stats = trellis_stats(packed);
   return {std::move(packed), stats};
 }

@@ -38,9 +38,9 @@ bool has_norms(const Scheme& scheme, std::string* why) {
   return scheme.family == SchemeFamily::rotated || formats::shares_bits(scheme) || lacks("norms", why);
 }
 
-/// Rows of a ring are rounded at once, and none of its codes can change alone.
+/// Tiles of EXL3 stand between rotations of both sides: no row of theirs is one of the weight.
 bool has_rows_by_themselves(const Scheme& scheme, std::string* why) {
-  return !formats::shares_bits(scheme) || lacks("rows that are rounded by themselves", why);
+  return scheme.family != SchemeFamily::exl3 || lacks("rows that are rounded by themselves", why);
 }
 
 void describe_fold(const Step& step, const QuantizeOptions&, Words& words) {
@@ -137,7 +137,8 @@ constexpr StepRow registered[] = {
     {.kind = StepKind::sweeps,
      .name = "sweeps",
      .option = "--sweeps",
-     .help = "Go on from feedback by coordinate descent: blocks with new scales twice, then single codes",
+     .help = "Go on from feedback by coordinate descent: blocks with new scales twice, then single codes; rings of "
+             "trellises twice",
      .needs_statistics = true,
      .behind = StepKind::feedback,
      .accepts = has_rows_by_themselves,

@@ -27,7 +27,7 @@ constexpr Preset presets[] = {
      "awq → search → asym → feedback → sweeps → distill"},
     {"max", "awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps → distill",
      "awq → search → asym → feedback → feedback2 → sweeps → norms → distill",
-     "awq → rotate128 → asym → feedback → norms → distill", "asym → feedback → norms → distill",
+     "awq → rotate128 → asym → feedback → feedback2 → sweeps → norms → distill", "asym → feedback → norms → distill",
      "awq → clip → asym → feedback → feedback2 → sweeps → distill",
      "awq → search → asym → feedback → feedback2 → sweeps → distill"},
 };
@@ -60,8 +60,8 @@ std::vector<std::string_view> names_of(std::string_view text) {
       .hint(
           "steps are, in this order: fold → awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps → "
           "distill; integers have clip instead of rotate128 and lloyd+search, the rotated family search and, behind "
-          "sweeps, norms; trellises rotate128 → asym → feedback → norms → distill, "
-          "exl3 the same without rotate128");
+          "sweeps, norms; trellises rotate128 → asym → feedback → feedback2 → sweeps → norms → distill, "
+          "exl3 asym → feedback → norms → distill");
 }
 
 int64_t parse_block(std::string_view name, const StepRow& row) {

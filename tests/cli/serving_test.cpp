@@ -285,12 +285,13 @@ TEST_F(Serving, ANoteSaysWherePresetsAreTheSame) {
   const auto file = run_w4q({"quantize", bundled_model(), "--dry-run", "--to", "gguf-q4_k_m", "--quality", "max"});
   ASSERT_EQ(file.status, 0) << file.err;
   expect_part(file.out, "--quality max has the steps of good for blocks of GGUF");
-  const auto trellis =
-      run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", "trellis2-w8", "--quality", "max"});
-  ASSERT_EQ(trellis.status, 0) << trellis.err;
-  expect_part(trellis.out, "--quality max has the steps of best for trellis2-w8");
-  const auto floats = run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", "nvfp4", "--quality", "max"});
-  EXPECT_EQ(floats.out.find("has the steps of"), std::string::npos);
+  const auto tiles = run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", "exl3-2", "--quality", "max"});
+  ASSERT_EQ(tiles.status, 0) << tiles.err;
+  expect_part(tiles.out, "--quality max has the steps of best for exl3-2");
+  for (const char* scheme : {"nvfp4", "trellis2-w8"}) {
+    const auto other = run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", scheme, "--quality", "max"});
+    EXPECT_EQ(other.out.find("has the steps of"), std::string::npos) << scheme;
+  }
 }
 
 TEST_F(Serving, RepackRefusesWhatWouldNotLoad) {

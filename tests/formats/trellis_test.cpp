@@ -147,6 +147,79 @@ TEST(Trellis, SearchFindsTheLeastError) {
   }
 }
 
+/// Rows that count for more are met better, and no ring that there is leaves less of the sum.
+TEST(Trellis, SearchFindsTheLeastWeighedError) {
+  constexpr int bits = 2, window = 8, rows = 6;
+  const auto levels = trellis_levels(window);
+  TrellisSearch search(bits, window, trellis_plain_step, levels);
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    TrellisColumn column{.rows = rows, .weighed = true};
+    for (size_t p = 0; p < rows; ++p) {
+      column.targets[p] = 150 * test::draw_normal(seed, p);
+      column.counts[p] = p != seed % 8;
+      column.importance[p] = static_cast<float>((p * 5 + seed) % 7) + 0.01f;
+    }
+    const auto error_of = [&](const TrellisSymbols& symbols) {
+      std::array<uint32_t, 8> ring{};
+      trellis_put(symbols, bits, ring);
+      double error = 0;
+      for (int p = 0; p < rows; ++p) {
+        const auto at = static_cast<size_t>(p);
+        const double off = level_of(ring, bits, window, p) - double{column.targets[at]};
+        if (column.counts[at]) error += double{column.importance[at]} * off * off;
+      }
+      return error;
+    };
+    double least = std::numeric_limits<double>::infinity();
+    for (uint32_t all = 0; all < 1u << (bits * rows); ++all) {
+      TrellisSymbols symbols{};
+      for (size_t p = 0; p < rows; ++p) symbols[p] = all >> (bits * p) & 3;
+      least = std::min(least, error_of(symbols));
+    }
+    EXPECT_LE(error_of(search(column)), least * (1 + 1e-5)) << seed;  // costs are fp32
+  }
+}
+
+TEST(Trellis, RowsThatCountAlikeAreAsIfNotWeighed) {
+  TrellisColumn column = golden_column();
+  const auto levels = trellis_levels(10);
+  TrellisSearch search(3, 10, trellis_plain_step, levels);
+  const auto plain = search(column);
+  column.weighed = true;
+  EXPECT_EQ(search(column), plain);  // nothing counts
+  column.importance.fill(0.3f);
+  EXPECT_EQ(search(column), plain);
+}
+
+/// Towards other targets, from any row on: the state in front of it stays, and the ring that stood is no better.
+TEST(Trellis, AnotherSearchFindsNoWorseRing) {
+  constexpr int bits = 3, window = 10;
+  const auto levels = trellis_levels(window);
+  TrellisSearch search(bits, window, trellis_plain_step, levels);
+  TrellisColumn column = golden_column();
+  std::array<uint32_t, 12> before{}, after{};
+  trellis_put(search(column), bits, before);
+  for (float& target : column.targets) target = 0.9f * target + 20;
+  column.weighed = true;
+  for (size_t p = 0; p < trellis_rows; ++p) column.importance[p] = static_cast<float>(p % 5 + 1);
+  const auto error_of = [&](std::span<const uint32_t> ring) {
+    double error = 0;
+    for (int p = 0; p < trellis_rows; ++p) {
+      const auto at = static_cast<size_t>(p);
+      const double off = level_of(ring, bits, window, p) - double{column.targets[at]};
+      error += double{column.importance[at]} * off * off;
+    }
+    return error;
+  };
+  for (const int seam : {0, 1, 64, 127}) {
+    const int last = (seam + 127) % 128;
+    const uint32_t state = trellis_window(before, bits, window, last);
+    trellis_put(search(column, seam, state), bits, after);
+    EXPECT_EQ(trellis_window(after, bits, window, last), state) << seam;
+    EXPECT_LT(error_of(after), 0.8 * error_of(before)) << seam << " " << error_of(after) / error_of(before);
+  }
+}
+
 /// SQNR of N(0, 1) in rows of 256, in dB: measured 16.91 with 3 bits and a window of 10 for rings of 256
 /// (docs/trellis.md), of which rings of 128 and a scale of each row may take a tenth.
 TEST(Trellis, NormalWeightsKeepTheirSignal) {

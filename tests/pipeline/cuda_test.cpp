@@ -1,6 +1,7 @@
 // Calibrating and quantizing a small model on the GPU: the choices of the CPU on the same statistics.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <span>
@@ -8,6 +9,7 @@
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/rng.h"
+#include "core/text.h"
 #include "device/nccl.h"
 #include "device/properties.h"
 #include "gpu.h"
@@ -234,6 +236,38 @@ TEST_F(PipelineCuda, TrellisesAreThoseOfTheCpu) {
           << expected.name;
     }
   }
+}
+
+/// Feedback on both sides and sweeps of rings: who names them has them made by the CPU, beside what the GPU does.
+TEST_F(PipelineCuda, TheCpuMakesWhatOfTrellisesAGpuHasNoWayFor) {
+  const auto packing = [&](const char* steps, std::shared_ptr<device::Context> where) {
+    auto wanted = request("trellis2-w8", where == nullptr ? "cpu" : "gpu", where);
+    wanted.options.steps = quantize::parse_steps(steps);
+    read_text(wanted, 8, 128);
+    return quantize_model(wanted);
+  };
+  for (const char* steps : {"rotate128 → feedback → feedback2 → sweeps", "rotate128 → asym → feedback → sweeps"}) {
+    const auto cpu = packing(steps, nullptr), gpu = packing(steps, here());
+    ASSERT_EQ(cpu.groups.size(), gpu.groups.size());
+    for (size_t i = 0; i < cpu.groups.size(); ++i) {
+      EXPECT_NEAR(gpu.groups[i].packed_error, cpu.groups[i].packed_error, 0.1 * cpu.groups[i].packed_error)
+          << steps << " " << cpu.groups[i].name;
+    }
+  }
+}
+
+/// A preset leaves them out on a GPU, and says so.
+TEST_F(PipelineCuda, APresetLeavesOutWhatOfTrellisesAGpuHasNoWayFor) {
+  auto wanted = request("trellis2-w8", "q", here());
+  wanted.preset = "max";
+  wanted.method = "trellis";
+  wanted.options.steps = quantize::preset_steps("max", wanted.scheme);
+  wanted.options.steps.find(quantize::StepKind::distill_norms)->rounds = 2;
+  read_text(wanted, 8, 128);
+  const auto report = quantize_model(wanted);
+  EXPECT_NE(join(report.plan.notes, "\n").find("without feedback2, sweeps: of trellises"), std::string::npos);
+  EXPECT_EQ(std::ranges::count(report.plan.steps, "on both sides, by gradients"), 0);
+  EXPECT_FALSE(report.tensors.empty());
 }
 
 /// From text to planes without leaving the GPU.

@@ -227,7 +227,7 @@ TEST_F(QuantizeQuality, ExpertsWithoutTargetsAreSaid) {
 
 /// Two answers to one question in one printout.
 TEST_F(QuantizeQuality, WhatAPresetCostsIsSaidOnce) {
-  for (const char* scheme : {"kbit3-b32-e4m4", "trellis3-w16"}) {
+  for (const char* scheme : {"kbit3-b32-e4m4", "trellis3-w16", "exl3-2"}) {
     auto wanted = request("q", scheme);
     wanted.preset = "best";
     wanted.options.steps = quantize::preset_steps("best", wanted.scheme);
@@ -236,11 +236,22 @@ TEST_F(QuantizeQuality, WhatAPresetCostsIsSaidOnce) {
     EXPECT_DOUBLE_EQ(plan.presets[2].seconds, plan.expected_seconds) << scheme;
     EXPECT_EQ(plan.presets[2].memory, plan.expected_memory) << scheme;
     const bool same = plan.presets[2].steps == plan.presets[3].steps;
-    EXPECT_EQ(same, wanted.scheme.family == formats::SchemeFamily::trellis);
+    EXPECT_EQ(same, wanted.scheme.family == formats::SchemeFamily::exl3);
     if (same) {
       EXPECT_DOUBLE_EQ(plan.presets[2].seconds, plan.presets[3].seconds);
     }
   }
+}
+
+/// Rings that are searched twice more, each time without their seams.
+TEST_F(QuantizeQuality, SweepsOfRingsCostASearchEach) {
+  auto wanted = request("q", "trellis2-w12");
+  wanted.options.steps = quantize::parse_steps("feedback → sweeps");
+  const auto plan = plan_quantize(wanted);
+  const auto seconds = [&](std::string_view name) {
+    return std::ranges::find(plan.costs, name, &CostPart::name)->seconds;
+  };
+  EXPECT_GE(seconds("sweeps"), 256.0 / 224 * seconds("rounding"));
 }
 
 TEST_F(QuantizeQuality, PlanTellsWhatEachStepAndPresetCosts) {

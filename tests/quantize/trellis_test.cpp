@@ -32,6 +32,9 @@ std::vector<formats::TrellisColumn> columns() {
     }
     column.targets[0] = 1e9f;
     result.push_back(column);
+    column.weighed = true;
+    for (size_t p = 0; p < static_cast<size_t>(rows); ++p) column.importance[p] = static_cast<float>(p * 7 % 11);
+    result.push_back(column);
   }
   return result;
 }
@@ -72,8 +75,10 @@ TEST(TrellisQuantizer, RefusesWhatMeansNothingToIt) {
   refuse("range to clip", options);
   options.steps = {{StepKind::search_scales}};
   refuse("searched scales", options);
-  const auto one_by_one = [](StepKind kind) { return step_row(kind).accepts(trellis("trellis2-w8"), nullptr); };
-  EXPECT_FALSE(one_by_one(StepKind::sweeps) || one_by_one(StepKind::feedback_outputs));
+  for (const StepKind kind : {StepKind::sweeps, StepKind::feedback_outputs}) {
+    EXPECT_TRUE(step_row(kind).accepts(trellis("trellis2-w8"), nullptr));
+    EXPECT_FALSE(step_row(kind).accepts(trellis("exl3-3"), nullptr));
+  }
 }
 
 TEST(TrellisQuantizer, NamesAWeightThatIsNotFinite) {
