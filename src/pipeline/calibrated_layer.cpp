@@ -480,7 +480,6 @@ class LayerJob {
       model::multiply_rows(matrix, *rows);
       model::multiply_columns(matrix, *rows);
     }
-    work.outputs.emplace(matrix, quantize::output_block(*scheme_of_(work.name)), options_.steps.find(StepKind::feedback)->damping, work.name);
   }
 
   /// The upper triangle, before outputs were divided; empty where none are known.

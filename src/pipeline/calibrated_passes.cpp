@@ -91,9 +91,9 @@ void CalibratedPasses::add(PassWork& work, const formats::Scheme& scheme, const 
   const auto mean_squares = diagonal(gram_);
   quantize::CalibratedInput input{.mean_squares = mean_squares, .gram = gram_};
   if (options_.steps.has(StepKind::feedback)) input.feedback = &factor(quantize::feedback_block(scheme, k));
-  if (work.outputs) {
-    input.outputs = &*work.outputs;
+  if (!work.output_costs.empty() && quantize::step_row(StepKind::feedback_outputs).accepts(scheme, nullptr)) {
     input.output_gram = {work.output_costs.data(), n, n};
+    input.outputs = &factor_outputs(work, input.output_gram, quantize::output_block(scheme));
   }
   options.input = &input;
   const TensorView view{weight.name, DType::f32, weight.shape, bytes_of(weight.values)};
@@ -107,6 +107,14 @@ void CalibratedPasses::add(PassWork& work, const formats::Scheme& scheme, const 
   if (!rotation_.rotation().identity() || !linear.rotations.empty()) linear.rotations.push_back(rotation_);
   linear.passes.push_back(std::move(quantized.weight));
   subtract(linear.passes.back(), work.rest.matrix());
+}
+
+const quantize::ErrorFactor& CalibratedPasses::factor_outputs(PassWork& work, MatrixView<const float> costs,
+                                                              int64_t block) const {
+  if (!work.outputs || work.outputs->block() != block) {
+    work.outputs.emplace(costs, block, options_.steps.find(StepKind::feedback)->damping, work.name);
+  }
+  return *work.outputs;
 }
 
 const quantize::ErrorFactor& CalibratedPasses::factor(int64_t block) {

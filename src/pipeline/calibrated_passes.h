@@ -21,7 +21,7 @@ struct PassWork {
   Values rest;  ///< the weight, its scales applied, less the passes so far, in the basis of the latest
   CalibratedLinear packed;
   std::vector<float> output_costs = {};               ///< of errors of its outputs, [n, n]; empty: not known
-  std::optional<quantize::ErrorFactor> outputs = {};  ///< of that
+  std::optional<quantize::ErrorFactor> outputs = {};  ///< of that, for the latest pass
 };
 
 /// Of a square matrix.
@@ -59,6 +59,8 @@ class CalibratedPasses {
  private:
   void add(PassWork& work, const formats::Scheme& scheme, const Values& weight, quantize::QuantizeOptions options);
   const quantize::ErrorFactor& factor(int64_t block);
+  /// Passes of other families may have other blocks.
+  const quantize::ErrorFactor& factor_outputs(PassWork& work, MatrixView<const float> costs, int64_t block) const;
 
   MatrixView<float> gram_, drift_;
   int64_t drift_tokens_ = 0;

@@ -73,6 +73,7 @@ TEST(Frozen, EveryStepWithoutCorrelation) {
        {"rotate-feedback-norms-trellis3",
         {"--scheme", "trellis3-w10", "--rotate", "64", "--feedback", "--calibrate-norms"},
         {}},
+       {"feedback-sweeps-trellis2", {"--scheme", "trellis2-w8", "--feedback", "--sweeps"}, {}},
        {"awq-norms-trellis2", {"--scheme", "trellis2-w8", "--awq", "--calibrate-norms"}, {}},
        {"norms-residual",
         {"--method", "rotated", "--bits", "3", "--residual-bits", "2", "--feedback", "--calibrate-norms"},

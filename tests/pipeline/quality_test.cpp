@@ -116,6 +116,16 @@ TEST_F(QuantizeQuality, FeedsBackOnBothSides) {
   EXPECT_EQ(weights("one"), weights("three"));
 }
 
+/// Rows of a trellis go strip by strip, those of the pass behind it one by one.
+TEST_F(QuantizeQuality, FeedsBackOnBothSidesInPassesOfTwoFamilies) {
+  auto wanted = request("q", "trellis2-w8");
+  wanted.options.steps = quantize::parse_steps("rotate128 → feedback → feedback2 → sweeps → norms");
+  wanted.residual = {formats::parse_scheme("kbit2-b32-e4m4")};
+  const auto report = quantize_model(wanted);
+  EXPECT_EQ(report.tensors.size(), 7u);
+  for (const auto& tensor : report.tensors) EXPECT_LT(tensor.output->packed, tensor.output->plain) << tensor.name;
+}
+
 TEST_F(QuantizeQuality, GradientsNeedText) {
   auto wanted = request("q");
   wanted.calibrated->statistics = folder_ / "s.safetensors";
