@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <future>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -79,8 +80,14 @@ void settle_gradients(QuantizeRequest& request, const OpenedModel& source) {
 /// Steps of trellises that only the CPU has, which would take a GPU's place for minutes or hours.
 constexpr StepKind steps_of_rings[] = {StepKind::feedback_outputs, StepKind::sweeps};
 
-bool leaves_rings_out(const QuantizeRequest& request) {
-  return request.gpu != nullptr && !request.preset.empty() && request.scheme.family == formats::SchemeFamily::trellis;
+/// Of these, what the preset has and the device has not; who names such a step beside a preset without it gets it.
+std::vector<StepKind> rings_left_out(const QuantizeRequest& request) {
+  std::vector<StepKind> result;
+  const bool on_gpu = request.gpu != nullptr && request.scheme.family == formats::SchemeFamily::trellis;
+  if (!on_gpu || request.preset.empty()) return result;
+  const auto wanted = quantize::preset_steps(request.preset, request.scheme);
+  std::ranges::copy_if(steps_of_rings, std::back_inserter(result), [&](StepKind kind) { return wanted.has(kind); });
+  return result;
 }
 
 /// The request with what follows from the model and the device: a preset leaves out what it has no way for there.
@@ -92,9 +99,7 @@ QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
     request.calibrated->text = fitted(std::move(request.calibrated->text), source.config);
   }
   if (statistics_alone(request)) request.options.steps = request.options.steps.without(&quantize::StepRow::needs_text);
-  if (leaves_rings_out(request)) {
-    for (const StepKind kind : steps_of_rings) request.options.steps.remove(kind);
-  }
+  for (const StepKind kind : rings_left_out(request)) request.options.steps.remove(kind);
   if (request.options.steps.any(&quantize::StepRow::needs_gradients)) settle_gradients(request, source);
   // The rotation of a rotated scheme belongs to it, whatever is folded.
   if (auto* rotate = request.options.steps.find(StepKind::rotate)) {
@@ -280,26 +285,23 @@ void note_same_preset(const QuantizeRequest& request, Plan& plan) {
       concat("--quality ", request.preset, " has the steps of ", same, " for ", formats::to_string(request.scheme)));
 }
 
-void note_rings_left_out(const QuantizeRequest& request, Plan& plan) {
-  const auto wanted = quantize::preset_steps(request.preset, request.scheme);
+void note_rings_left_out(const std::vector<StepKind>& kinds, Plan& plan) {
+  if (kinds.empty()) return;
   std::vector<std::string> names;
-  for (const StepKind kind : steps_of_rings) {
-    if (wanted.has(kind)) names.emplace_back(quantize::step_row(kind).name);
-  }
-  if (names.empty()) return;
+  for (const StepKind kind : kinds) names.emplace_back(quantize::step_row(kind).name);
   plan.notes.push_back(concat("without ", join(names, ", "),
-                              ": of trellises a GPU has no way for them; the CPU makes them where --quality max goes "
-                              "without --device cuda, or where they are named"));
+                              ": of trellises a GPU has no way for them; --quality best --feedback2 --sweeps has the "
+                              "CPU make them"));
 }
 
 void note_what_is_left_out(const QuantizeRequest& request, const OpenedModel& source, Plan& plan) {
   if (request.preset.empty()) return;
-  const bool without_rings = leaves_rings_out(request);
-  if (without_rings) note_rings_left_out(request, plan);
+  const auto rings = rings_left_out(request);
+  note_rings_left_out(rings, plan);
   std::vector<std::string> names;
   for (const auto& step : quantize::preset_steps(request.preset, request.scheme)) {
     const auto& row = quantize::step_row(step.kind);
-    if (without_rings && std::ranges::count(steps_of_rings, step.kind) > 0) continue;
+    if (std::ranges::count(rings, step.kind) > 0) continue;
     if (row.needs_text && !request.options.steps.has(step.kind)) names.emplace_back(row.name);
   }
   if (names.empty()) return;
