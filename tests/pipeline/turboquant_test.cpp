@@ -36,6 +36,7 @@ class TurboQuant : public ::testing::Test {
     wanted.scheme = wanted.residual.front();
     wanted.residual.erase(wanted.residual.begin());
     wanted.rotation.shared = shared;
+    wanted.rotation.seed = seed_;
     wanted.lm_head = lm_head;
     quantize_model(wanted);
     convert(wanted.output, folder_ / name, "turboquant");
@@ -58,6 +59,7 @@ class TurboQuant : public ::testing::Test {
 
   test::TemporaryFolder folder_;
   int count_ = 0;
+  std::optional<uint64_t> seed_ = 42;  // nothing: no signs
 };
 
 TEST_F(TurboQuant, ThereAndBackIsByteForByte) {
@@ -159,6 +161,8 @@ TEST_F(TurboQuant, WhatHasNoPlaceThereIsNamed) {
   refuse("rotated4-d128+int4-g128-f16", "rotated schemes only", false, false);
   refuse("rotated2-d128+rotated2-d128+rotated2-d128", "two passes", false, false);
   refuse("rotated4-d128", "embedding tables", false, true);  // the model ties its head to them
+  seed_.reset();
+  refuse("rotated4-d128", "no signs", false, false);
 }
 
 }  // namespace
