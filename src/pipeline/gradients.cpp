@@ -179,6 +179,11 @@ struct GradientWalk::Impl {
       advance();
     }
     gpu->take_costs(to);
+    for (const auto& linear : model::layer_plan(config, index).linears()) {
+      const auto count = static_cast<size_t>(quantize::triangle_size(linear.n));
+      quantize::support_by_tokens(to.first(count), linear.n, windows.samples * windows.length);
+      to = to.subspan(count);
+    }
   }
 
   void costs(int64_t index, std::span<float> to) {
@@ -186,9 +191,11 @@ struct GradientWalk::Impl {
     float* next = to.data();
     for (const LinearGradients& linear : run(index)) {
       const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, linear.outputs.count));
-      next = std::ranges::transform(linear.outputs.gram, next, [scale](double sum) {
-               return static_cast<float>(sum * scale);
-             }).out;
+      const std::span<float> means(next, linear.outputs.gram.size());
+      std::ranges::transform(linear.outputs.gram, next,
+                             [scale](double sum) { return static_cast<float>(sum * scale); });
+      quantize::support_by_tokens(means, linear.outputs.width, linear.outputs.count);
+      next += means.size();
     }
   }
 

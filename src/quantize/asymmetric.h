@@ -48,12 +48,7 @@ struct MoveLimit {
 /// and 8 bits; rows grow by 0.26 of themselves at most, and lose 0.12.
 inline MoveLimit move_limit(int bits) { return {1, (bits < 4 ? 12 : 8) * std::pow(0.25, bits), 0.4, 0.2}; }
 
-/// A row's move is fitted to tokens, k numbers to each row: the fewer tokens, the more of it is their noise. What is worth
-/// making of it by that, for as many tokens and inputs (docs/notes/quality.md).
-inline double supported_share(int64_t tokens, int64_t width) {
-  constexpr double tokens_of_an_input = 24;  // of which the move is as much noise as not
-  return static_cast<double>(tokens) / (static_cast<double>(tokens) + tokens_of_an_input * static_cast<double>(width));
-}
+/// A row's move is k numbers that are fitted to tokens: of few, most of it is noise, and less is made of it.
 inline MoveLimit move_limit(int bits, int64_t tokens, int64_t width) {
   MoveLimit limit = move_limit(bits);
   limit.share = supported_share(tokens, width);

@@ -234,4 +234,16 @@ std::vector<float> expand_triangle(std::span<const float> triangle, int64_t k) {
   return result;
 }
 
+void support_by_tokens(std::span<float> triangle, int64_t width, int64_t tokens) {
+  ensure(static_cast<int64_t>(triangle.size()) == triangle_size(width), "support_by_tokens: shapes do not fit");
+  const double share = supported_share(tokens, width);
+  size_t at = 0;
+  for (int64_t row = 0; row < width; ++row) {
+    ++at;  // the diagonal
+    for (int64_t column = row + 1; column < width; ++column, ++at) {
+      triangle[at] = static_cast<float>(share * static_cast<double>(triangle[at]));
+    }
+  }
+}
+
 }  // namespace w4q::quantize

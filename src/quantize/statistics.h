@@ -39,6 +39,16 @@ constexpr int64_t triangle_row(int64_t k, int64_t i) noexcept { return i * k - i
 /// The symmetric matrix [k, k] of an upper triangle.
 std::vector<float> expand_triangle(std::span<const float> triangle, int64_t k);
 
+/// What is worth believing of numbers that are fitted to so many tokens, `width` of them together: the rest is those tokens'
+/// noise. Measured for moves of targets and for costs of outputs (docs/notes/quality.md).
+inline double supported_share(int64_t tokens, int64_t width) {
+  constexpr double tokens_of_a_number = 24;  // of which it is as much noise as not
+  return static_cast<double>(tokens) / (static_cast<double>(tokens) + tokens_of_a_number * static_cast<double>(width));
+}
+
+/// Of a mean over tokens, the upper triangle of [width, width]: that share of what is off the diagonal.
+void support_by_tokens(std::span<float> triangle, int64_t width, int64_t tokens);
+
 /// Sums of nothing.
 InputStatistics make_statistics(int64_t width, bool with_gram);
 

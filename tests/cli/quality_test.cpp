@@ -172,7 +172,7 @@ TEST_F(Quality, VerifyAllowsWhatTargetsMayMove) {
     return run_w4q({"verify", path(name), "--base", base, "--quiet"});
   };
   const auto config_of = [&](const std::string& name) { return io::read_json(path(name) + "/config.json"); };
-  ASSERT_EQ(run_w4q({"quantize", base, "-o", path("few"), "--k", "3", "--quality", "max", "--samples", "8", "--length",
+  ASSERT_EQ(run_w4q({"quantize", base, "-o", path("few"), "--k", "2", "--quality", "max", "--samples", "32", "--length",
                      "64", "--device", "cpu", "--quiet"})
                 .status,
             0);

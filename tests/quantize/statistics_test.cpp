@@ -99,6 +99,15 @@ TEST(Statistics, MeansOfSums) {
   EXPECT_EQ(diagonal[1], 0.0f);
 }
 
+TEST(Statistics, OfFewTokensTheDiagonalIsBelieved) {
+  std::vector<float> triangle = {4, 2, -1, 5, 3, 6};
+  support_by_tokens(triangle, 3, 24 * 3);  // as much noise as not
+  EXPECT_EQ(triangle, (std::vector<float>{4, 1, -0.5f, 5, 1.5f, 6}));
+  EXPECT_EQ(supported_share(0, 3), 0.0);
+  EXPECT_GT(supported_share(24 * 300, 3), 0.99);
+  EXPECT_THROW(support_by_tokens(triangle, 2, 5), Error);
+}
+
 TEST(Statistics, RefuseWhatDoesNotFit) {
   RandomMatrix x(4, 5, 5);
   auto sums = make_statistics(6, true);
