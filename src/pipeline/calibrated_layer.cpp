@@ -173,7 +173,7 @@ class LayerJob {
     const auto names = packed_linears(group);
     if (gpu_) return search_on_gpu(group, names);
     if (names.empty()) return;
-    const auto gram = quantize::mean_gram(statistics(group));
+    const auto gram = quantize::supported_gram(statistics(group));
     const auto mean_abs = statistics(group).mean_abs();
     const int64_t k = groups_[group].width;
     const MatrixView<const float> gram_view(gram.data(), k, k);
@@ -277,7 +277,7 @@ class LayerJob {
     if (names.empty()) return;
     if (options_.steps.has(StepKind::feedback) || options_.steps.has(StepKind::fit_norms)) check_gram(group);
     if (gpu_) return pack_on_gpu(group, names);
-    auto gram = quantize::mean_gram(pair_ ? pair_->quantized : statistics(group));
+    auto gram = quantize::supported_gram(pair_ ? pair_->quantized : statistics(group));
     auto drift = pair_ ? quantize::mean_drift(*pair_) : std::vector<float>{};
     CalibratedPasses passes(in_scaled_basis(gram, group), options_, groups_[group].name());
     if (pair_) passes.follow(in_scaled_basis(drift, group), pair_->quantized.count);

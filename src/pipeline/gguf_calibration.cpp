@@ -76,7 +76,7 @@ void GgufCalibration::load(const model::LinearPlace& place, const gguf::Order& c
   gram_.clear();
   if (!feedback_) return;
   // Of a symmetric matrix rows take the order as columns do.
-  gram_ = ordered(quantize::mean_gram(statistics), place.group.width, columns);
+  gram_ = ordered(quantize::supported_gram(statistics), place.group.width, columns);
 }
 
 std::optional<quantize::CalibratedInput> GgufCalibration::input(std::string_view module, int64_t block,

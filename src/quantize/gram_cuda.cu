@@ -22,16 +22,17 @@ int64_t stripe_width(int64_t k) {
   return std::max<int64_t>(512, (width + stripe_multiple - 1) / stripe_multiple * stripe_multiple);
 }
 
-/// matrix[i][j] = matrix[j][i] = triangle(i, j) · scale, a tile of 32 × 32 on and above the diagonal a block.
+/// matrix[i][j] = matrix[j][i] = triangle(i, j) · scale, of which `share` off the diagonal, a tile of 32 × 32 on and above the diagonal a block.
 template <class T>
-__global__ void expand_kernel(const T* triangle, int64_t k, double scale, float* matrix) {
+__global__ void expand_kernel(const T* triangle, int64_t k, double scale, double share, float* matrix) {
   if (blockIdx.x < blockIdx.y) return;
   __shared__ float values[tile][tile + 1];
   const int64_t row = int64_t{blockIdx.y} * tile, col = int64_t{blockIdx.x} * tile;
   for (int r = static_cast<int>(threadIdx.y); r < tile; r += static_cast<int>(blockDim.y)) {
     const int64_t i = row + r, j = col + threadIdx.x;
     if (i >= k || j >= k || j < i) continue;
-    const float value = mean_of_sum(triangle[i * k - i * (i - 1) / 2 + j - i], scale);
+    const float mean = mean_of_sum(triangle[i * k - i * (i - 1) / 2 + j - i], scale);
+    const float value = i == j ? mean : supported_mean(mean, share);
     values[r][threadIdx.x] = value;
     matrix[i * k + j] = value;
   }
@@ -94,9 +95,9 @@ __global__ void __launch_bounds__(element_threads)
 }  // namespace
 
 template <class T>
-void GramCuda::expand(const T* triangle, double scale) {
+void GramCuda::expand(const T* triangle, double scale, double share) {
   const auto tiles = static_cast<unsigned>((width_ + tile - 1) / tile);
-  expand_kernel<<<dim3(tiles, tiles), dim3(tile, 8), 0, work_->stream.get()>>>(triangle, width_, scale,
+  expand_kernel<<<dim3(tiles, tiles), dim3(tile, 8), 0, work_->stream.get()>>>(triangle, width_, scale, share,
                                                                                matrix_.as<float>());
   device::check_launch("Gram matrix", concat(width_));
   work_->stream.synchronize();
@@ -111,7 +112,7 @@ GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
     // The triangle passes through the memory of the squares, which are twice as many but half as wide.
     const double* const triangle =
         work_->put(work_->square, statistics.gram.data(), static_cast<int64_t>(statistics.gram.size()));
-    expand(triangle, scale);
+    expand(triangle, scale, supported_share(statistics.count, width_, noise_of_inputs));
     return;
   }
   matrix_.fill(0, work_->stream);
@@ -123,13 +124,13 @@ GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
 
 GramCuda::GramCuda(CudaWork& work, const double* triangle, int64_t width, int64_t count)
     : work_(&work), width_(width), matrix_(work.stream, static_cast<size_t>(width * width) * sizeof(float)) {
-  expand(triangle, count > 0 ? 1.0 / static_cast<double>(count) : 0.0);
+  expand(triangle, count > 0 ? 1.0 / static_cast<double>(count) : 0.0, supported_share(count, width, noise_of_inputs));
 }
 
 GramCuda::GramCuda(CudaWork& work, std::span<const float> triangle, int64_t width)
     : work_(&work), width_(width), matrix_(work.stream, static_cast<size_t>(width * width) * sizeof(float)) {
   ensure(std::ssize(triangle) == triangle_size(width), "GramCuda: not a triangle");
-  expand(work.put(work.square, triangle.data(), std::ssize(triangle)), 1.0);
+  expand(work.put(work.square, triangle.data(), std::ssize(triangle)), 1.0, 1.0);
 }
 
 GramCuda::GramCuda(CudaWork& work, MatrixView<const float> gram)

@@ -18,9 +18,9 @@ void transpose_square(CudaWork& work, float* matrix, int64_t k);
 
 class GramCuda {
  public:
-  /// mean_gram(): the same bits. `work` must outlive this object.
+  /// supported_gram(): the same bits. `work` must outlive this object.
   GramCuda(CudaWork& work, const InputStatistics& statistics);
-  /// The mean over `count` rows of sums that stand on the GPU, the upper triangle as in InputStatistics.
+  /// The same of sums over `count` rows that stand on the GPU, the upper triangle as in InputStatistics.
   GramCuda(CudaWork& work, const double* triangle, int64_t width, int64_t count);
   /// Of an upper triangle that stands on the CPU.
   GramCuda(CudaWork& work, std::span<const float> triangle, int64_t width);
@@ -51,7 +51,7 @@ class GramCuda {
  private:
   void add_square(const float* difference, int64_t rows, bool add, bool rounded) const;
   template <class T>
-  void expand(const T* triangle, double scale);
+  void expand(const T* triangle, double scale, double share);
 
   CudaWork* work_;
   int64_t width_;

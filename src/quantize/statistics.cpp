@@ -227,6 +227,18 @@ std::vector<float> mean_gram(const InputStatistics& statistics) {
   return result;
 }
 
+std::vector<float> supported_gram(const InputStatistics& statistics) {
+  std::vector<float> result = mean_gram(statistics);
+  const int64_t k = statistics.width;
+  const double share = supported_share(statistics.count, k, noise_of_inputs);
+  for (int64_t at = 0; at < k * k; ++at) {
+    if (at / k == at % k) continue;
+    float& value = result[static_cast<size_t>(at)];
+    value = supported_mean(value, share);
+  }
+  return result;
+}
+
 std::vector<float> expand_triangle(std::span<const float> triangle, int64_t k) {
   ensure(std::ssize(triangle) == triangle_size(k), "expand_triangle: another size");
   std::vector<float> result(static_cast<size_t>(k * k));
@@ -241,7 +253,7 @@ void support_by_tokens(std::span<float> triangle, int64_t width, int64_t tokens)
   for (int64_t row = 0; row < width; ++row) {
     ++at;  // the diagonal
     for (int64_t column = row + 1; column < width; ++column, ++at) {
-      triangle[at] = static_cast<float>(share * static_cast<double>(triangle[at]));
+      triangle[at] = supported_mean(triangle[at], share);
     }
   }
 }

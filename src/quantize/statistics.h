@@ -39,11 +39,18 @@ constexpr int64_t triangle_row(int64_t k, int64_t i) noexcept { return i * k - i
 /// The symmetric matrix [k, k] of an upper triangle.
 std::vector<float> expand_triangle(std::span<const float> triangle, int64_t k);
 
-/// What is worth believing of numbers that are fitted to so many tokens, `width` of them together: the rest is those tokens'
-/// noise. Measured for moves of targets and for costs of outputs (docs/notes/quality.md).
-inline double supported_share(int64_t tokens, int64_t width) {
-  constexpr double tokens_of_a_number = 24;  // of which it is as much noise as not
-  return static_cast<double>(tokens) / (static_cast<double>(tokens) + tokens_of_a_number * static_cast<double>(width));
+/// Tokens of a number that is fitted to them of which it is as much noise as not, measured (docs/notes/quality.md): of moves
+/// of targets and costs of pairs of outputs …
+inline constexpr double noise_of_gradients = 24;
+/// … and of products of two inputs.
+inline constexpr double noise_of_inputs = 4;
+/// What is worth believing of numbers that are fitted to so many tokens, `width` of them together.
+inline double supported_share(int64_t tokens, int64_t width, double noise = noise_of_gradients) {
+  return static_cast<double>(tokens) / (static_cast<double>(tokens) + noise * static_cast<double>(width));
+}
+/// That share of a mean, rounded once.
+W4Q_HOST_DEVICE inline float supported_mean(float mean, double share) {
+  return static_cast<float>(share * static_cast<double>(mean));
 }
 
 /// Of a mean over tokens, the upper triangle of [width, width]: that share of what is off the diagonal.
@@ -75,5 +82,8 @@ W4Q_HOST_DEVICE inline float mean_of_sum(double sum, double scale) {
 /// The mean of xᵀx (mean_of_sum) as a full symmetric k × k matrix in fp32, row-major; without a Gram matrix only its
 /// diagonal is known and the rest is zero.
 std::vector<float> mean_gram(const InputStatistics& statistics);
+/// What weights are rounded by: that mean, of which as much counts off the diagonal as its tokens support. A matrix of few
+/// tokens says of directions that they hardly saw that errors cost nothing there.
+std::vector<float> supported_gram(const InputStatistics& statistics);
 
 }  // namespace w4q::quantize

@@ -29,7 +29,7 @@ class StatisticsCuda {
   InputStatistics channels(std::string_view name) const;
   /// The mean of xᵀx as its upper triangle, in work.square. Throws as download().
   const float* mean_triangle(std::string_view name) const;
-  /// The mean of xᵀx, which stays on the GPU.
+  /// supported_gram(), which stays on the GPU.
   GramCuda gram() const { return {work_, gram_.as<double>(), width_, count_}; }
   bool has_gram() const noexcept { return gram_.size() > 0; }
 

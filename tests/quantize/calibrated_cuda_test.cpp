@@ -39,7 +39,7 @@ struct Layer {
     narrow(inputs.values, DType::f16, halves.bytes());
     widen(halves.bytes(), DType::f16, inputs.values);
     quantize::add_rows(statistics, inputs, "x");
-    gram = mean_gram(statistics);
+    gram = supported_gram(statistics);
     mean_abs = statistics.mean_abs();
   }
   MatrixView<const float> gram_view() const { return {gram.data(), k, k}; }

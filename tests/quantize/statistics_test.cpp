@@ -108,6 +108,20 @@ TEST(Statistics, OfFewTokensTheDiagonalIsBelieved) {
   EXPECT_THROW(support_by_tokens(triangle, 2, 5), Error);
 }
 
+TEST(Statistics, OfFewTokensLittleIsBelievedOffTheDiagonal) {
+  const RandomMatrix x(40, 10, 3);
+  auto sums = make_statistics(10, true);
+  add_rows(sums, x, "x");
+  const auto mean = mean_gram(sums), supported = supported_gram(sums);
+  for (size_t at = 0; at < mean.size(); ++at) {
+    if (at / 10 == at % 10) {
+      EXPECT_EQ(supported[at], mean[at]);
+    } else {
+      EXPECT_EQ(supported[at], mean[at] / 2);  // 4 tokens an input
+    }
+  }
+}
+
 TEST(Statistics, RefuseWhatDoesNotFit) {
   RandomMatrix x(4, 5, 5);
   auto sums = make_statistics(6, true);
