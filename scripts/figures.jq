@@ -101,15 +101,15 @@ def quality_ladder($schemes):
         | [$row] + ($cells | map(if . == null then "", "" else "\(.kl | fixed(4)) ± \(.kl_error | fixed(4))", ladder_share end))
           + [$cells | map(select(. != null).processor_seconds | fixed(0)) | join(", ")])) | table;
 
-# The same on other texts and models: a row for each and each scheme, shares of `good` there.
+# The same on other texts and models: a row for each and each scheme, shares of the preset `good` without sweeps there.
 def quality_texts($_):
   .[0].rows as $rows
-  | [["model, text", "scheme", "`good`", "`best`, as above", "`max`"]]
+  | [["model, text", "scheme", "without sweeps", "`good`", "`best`", "`max`"]]
     + ($rows | map([.of, .scheme]) | unique | map(. as [$of, $scheme]
         | ($rows | map(select(.of == $of and .scheme == $scheme))) as $own
         | def cell($row): $own | map(select(.row == $row)) | if length == 0 then "–" else .[0] | ladder_share end;
           select(any($own[]; .row == "max"))
-        | [$of, $scheme, ($own | map(select(.row == "good"))[0] | "\(.kl | fixed(4)) ± \(.kl_error | fixed(4))"), cell("best"), cell("max")])) | table;
+        | [$of, $scheme, ($own | map(select(.row == "good"))[0] | "\(.kl | fixed(4)) ± \(.kl_error | fixed(4))"), cell("sweeps"), cell("best"), cell("max")])) | table;
 
 # KL against bits counted from bytes (scripts/frontier): all rows by their bits; bold where none has as few bits and less KL.
 def significant: if . >= 0.1 then fixed(3) elif . >= 0.01 then fixed(4) else fixed(5) end;
